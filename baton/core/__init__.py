@@ -1,0 +1,1 @@
+"""The vocabulary of Baton: plain types, the Api protocols, errors, clock, block hashes. Standard library only."""

@@ -1,0 +1,64 @@
+"""What the domain code may say about itself; ``baton.telemetry`` binds it to Prometheus, traces and JSON logs."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+
+class Counter(Protocol):
+    def add(self, amount: float = 1.0, **labels: str) -> None: ...
+
+
+class Gauge(Protocol):
+    def set(self, value: float, **labels: str) -> None: ...
+
+
+class Histogram(Protocol):
+    def observe(self, value: float, **labels: str) -> None: ...
+
+
+class Meter(Protocol):
+    """Makes instruments. Names are without prefix ("time_to_first_token_seconds"); label names are fixed at creation."""
+
+    def counter(self, name: str, help: str, labels: tuple[str, ...] = ()) -> Counter: ...
+
+    def gauge(self, name: str, help: str, labels: tuple[str, ...] = ()) -> Gauge: ...
+
+    def histogram(
+        self, name: str, help: str, labels: tuple[str, ...] = (), buckets: tuple[float, ...] | None = None
+    ) -> Histogram: ...
+
+
+class Tracer(Protocol):
+    def span(self, name: str, **attributes: str | int | float) -> AbstractContextManager[None]:
+        """A span around a piece of work, child of the current one."""
+        ...
+
+
+class _Silent:
+    def add(self, amount: float = 1.0, **labels: str) -> None: ...
+
+    def set(self, value: float, **labels: str) -> None: ...
+
+    def observe(self, value: float, **labels: str) -> None: ...
+
+
+class SilentMeter:
+    """Counts nothing: for tests and tools that expose no metrics."""
+
+    def counter(self, name: str, help: str, labels: tuple[str, ...] = ()) -> Counter:
+        return _Silent()
+
+    def gauge(self, name: str, help: str, labels: tuple[str, ...] = ()) -> Gauge:
+        return _Silent()
+
+    def histogram(
+        self, name: str, help: str, labels: tuple[str, ...] = (), buckets: tuple[float, ...] | None = None
+    ) -> Histogram:
+        return _Silent()
+
+
+class SilentTracer:
+    def span(self, name: str, **attributes: str | int | float) -> AbstractContextManager[None]:
+        return nullcontext()
