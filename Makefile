@@ -123,18 +123,17 @@ types: setup  ## pyright, strict outside the engine
 PROTOS      := $(wildcard protos/baton/v1/*.proto)
 PROTOC       = PATH="$(CURDIR)/$(BIN):$$PATH" $(PY) -m grpc_tools.protoc -I . $(PROTOS)
 RELEASED    := protos/released.binpb
-# protoc writes its stubs with four lines that ruff must not touch, hence no formatting here.
 
 protos: setup  ## generate the stubs beside the .proto files
 	@echo "protos: stubs"
-	@$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=. --mypy_grpc_out=.
+	@$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=. --mypy_grpc_out=quiet:.
 
 protos-check: setup  ## proto style, stubs up to date, and wire compatibility with the last release
 	@echo "protos: buf lint"
 	@$(BIN)/buf lint
 	@echo "protos: stubs are those of the .proto files"
 	@fresh=$$(mktemp -d); trap 'rm -rf "$$fresh"' EXIT; \
-	  $(PROTOC) --python_out=$$fresh --pyi_out=$$fresh --grpc_python_out=$$fresh --mypy_grpc_out=$$fresh; \
+	  $(PROTOC) --python_out=$$fresh --pyi_out=$$fresh --grpc_python_out=$$fresh --mypy_grpc_out=quiet:$$fresh; \
 	  for stub in $$fresh/protos/baton/v1/* protos/baton/v1/*_pb2*; do \
 	    name=$$(basename $$stub); \
 	    cmp -s $$fresh/protos/baton/v1/$$name protos/baton/v1/$$name || \

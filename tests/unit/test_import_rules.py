@@ -1,0 +1,65 @@
+"""What a process may load, observed in a fresh interpreter; `make lint` checks the same rules in the source."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+IMPORT_ALL_AND_REPORT = """
+import importlib, pkgutil, sys
+package = importlib.import_module(sys.argv[1])
+for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+    importlib.import_module(module.name)
+print(*sorted({name.partition(".")[0] for name in sys.modules}))
+"""
+
+
+def loaded_with(package: str) -> set[str]:
+    """Top-level names in sys.modules after every module of ``package``, its ``__main__`` too, has been imported."""
+    command = [sys.executable, "-c", IMPORT_ALL_AND_REPORT, package]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+    return set(result.stdout.split())
+
+
+@pytest.mark.parametrize("package", ["gateway", "services.planner", "baton.client", "baton.rpc", "baton.text"])
+def test_never_loads_torch(package: str) -> None:
+    assert "torch" not in loaded_with(package)
+
+
+@pytest.mark.parametrize("package", ["services.prefill", "services.decode"])
+def test_worker_front_loads_no_torch(package: str) -> None:
+    assert "torch" not in loaded_with(package)
+
+
+def test_engine_loads_no_grpc() -> None:
+    pytest.importorskip("torch")
+    assert "grpc" not in loaded_with("baton.engine")
+
+
+def imported_names(source: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            names.add(node.module)
+    return names
+
+
+def test_core_imports_the_standard_library_only() -> None:
+    sources = sorted((ROOT / "baton" / "core").rglob("*.py"))
+    assert sources
+    foreign = {
+        f"{source.relative_to(ROOT)}: {name}"
+        for source in sources
+        for name in imported_names(source)
+        if name.partition(".")[0] not in sys.stdlib_module_names and not name.startswith("baton.core")
+    }
+    assert foreign == set()
