@@ -19,7 +19,7 @@ class Histogram(Protocol):
 
 
 class Meter(Protocol):
-    """Makes instruments. Names are without prefix ("time_to_first_token_seconds"); label names are fixed at creation."""
+    """Makes instruments. Names have no prefix ("time_to_first_token_seconds"); label names are fixed at creation."""
 
     def counter(self, name: str, help: str, labels: tuple[str, ...] = ()) -> Counter: ...
 

@@ -140,7 +140,7 @@ class TokenChunk:
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """The result of prefill: the first output token with all that belongs to it. ``finish`` set: it was also the last."""
+    """The result of prefill: the first output token and all that belongs to it. ``finish`` set: it was the last."""
 
     token_id: int
     usage: Usage
@@ -333,7 +333,7 @@ class DecodeRequest:
 
 @dataclass(frozen=True, slots=True)
 class PrefillRequest:
-    """What a decode worker sends to a prefill worker. ``skip_blocks``: leading blocks that the receiver holds already."""
+    """What a decode worker sends to a prefill worker. ``skip_blocks``: leading blocks the receiver already holds."""
 
     tokens: TokenRequest
     ticket: Ticket
