@@ -9,7 +9,7 @@ BIN     := $(VENV)/bin
 PY      := $(BIN)/python
 STAMP   := $(VENV)/.setup-stamp
 KERNELS := $(VENV)/.kernels-stamp
-PIP     := $(PY) -m pip --disable-pip-version-check --quiet
+PIP     := $(PY) -m pip --disable-pip-version-check -qq
 
 # Stops a hanging test run; the suite fits 25 minutes on two cores.
 TEST_LIMIT := 30m
@@ -48,7 +48,8 @@ $(STAMP): pyproject.toml requirements.lock
 	@touch $@
 
 # Without a C++ compiler the engine runs on torch alone, so a failed build is no failed set-up.
-$(KERNELS): $(STAMP) $(wildcard baton/engine/native/*.cpp baton/engine/native/*.h baton/engine/native/build.py)
+KERNEL_SOURCES := $(shell find baton/engine/native -name "*.cpp" -o -name "*.h" -o -name build.py)
+$(KERNELS): $(STAMP) $(KERNEL_SOURCES)
 	@echo "setup: native kernels"
 	@$(PY) -m baton.engine.native.build || echo "setup: no native kernels; the engine computes with torch"
 	@touch $@
@@ -94,7 +95,7 @@ test-torch-free:  ## unit tests of the torch-free part in an environment without
 	@echo "test-torch-free: $(TORCH_FREE_VENV)"
 	@[ -x $(TORCH_FREE_VENV)/bin/python ] || $(or $(PYTHON),python3) -m venv $(TORCH_FREE_VENV)
 	@$(TORCH_FREE_VENV)/bin/python tests/torch_free.py requirements > $(TORCH_FREE_VENV)/requirements.txt
-	@$(TORCH_FREE_VENV)/bin/python -m pip --disable-pip-version-check --quiet install \
+	@$(TORCH_FREE_VENV)/bin/python -m pip --disable-pip-version-check -qq install \
 	  -c requirements.lock -r $(TORCH_FREE_VENV)/requirements.txt
 	@timeout $(TEST_LIMIT) $(TORCH_FREE_VENV)/bin/python tests/torch_free.py run
 
