@@ -371,6 +371,7 @@ class GenerateRequest:
     sampling: Sampling = Sampling()
     seed: int | None = None  # overrides sampling.seed; None: the gateway mints one
     stop: StopRules = StopRules()
+    max_tokens: int | None = None  # overrides stop.max_tokens; None: the gateway's default, at most what fits
     stop_strings: tuple[str, ...] = ()
     n: int = 1
     logprobs: int | None = None
