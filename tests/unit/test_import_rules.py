@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+OURS = {"baton", "services", "gateway", "protos", "bench"}
 
 IMPORT_ALL_AND_REPORT = """
 import importlib, pkgutil, sys
@@ -63,3 +67,27 @@ def test_core_imports_the_standard_library_only() -> None:
         if name.partition(".")[0] not in sys.stdlib_module_names and not name.startswith("baton.core")
     }
     assert foreign == set()
+
+
+OPTIONAL_LIBRARIES = {"flashinfer": "flashinfer-python", "nccl": "nccl4py", "pynvml": "nvidia-ml-py"}  # extra `cuda`
+PEERS = {"transformers"}  # measured by the benchmarks where it is installed
+
+
+def declared_distributions() -> set[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    requirements = project["dependencies"] + project["optional-dependencies"]["cuda"]
+    return {re.split(r"[^A-Za-z0-9_.-]|[<>=!~]", requirement, maxsplit=1)[0].lower() for requirement in requirements}
+
+
+def test_every_imported_library_is_declared() -> None:
+    providers = packages_distributions()
+    declared = declared_distributions()
+    undeclared: set[str] = set()
+    for package in OURS:
+        for source in (ROOT / package).rglob("*.py"):
+            libraries = {name.partition(".")[0] for name in imported_names(source)} - sys.stdlib_module_names - OURS
+            for library in libraries - PEERS:
+                owners = {name.lower() for name in providers.get(library, [OPTIONAL_LIBRARIES.get(library, library)])}
+                if not owners & declared:
+                    undeclared.add(f"{source.relative_to(ROOT)}: {library}")
+    assert undeclared == set()
