@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """``model`` is ``fake``, a directory, a .gguf file or ``random:CONFIG``; ``served_name`` is what clients call it."""
+    """``model``: ``fake``, a directory, a .gguf file or ``random:CONFIG``; ``served_name`` is what clients call it."""
 
     model: str = "fake"
     served_name: str = ""
