@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import Any, Generic, TypeVar, cast, get_type_hints
 
 from baton.core.errors import ConfigError
 
@@ -56,7 +56,8 @@ def file_settings(path: Path) -> list[Setting]:
     for section, table in document.items():
         if not isinstance(table, dict):
             raise ConfigError(f"config file {path}: {section} must be a table [{section}], got {table!r}")
-        found += [Setting(section, key, value, f"file {path}") for key, value in table.items()]
+        entries = cast(dict[str, object], table)
+        found += [Setting(section, key, value, f"file {path}") for key, value in entries.items()]
     return found
 
 
@@ -151,9 +152,9 @@ def _parse_bool(value: object) -> bool:
 def _parse_strings(value: object) -> tuple[str, ...]:
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
-    if isinstance(value, list) and all(isinstance(part, str) for part in value):
-        return tuple(value)
-    return _wrong(value)
+    parts: list[object] = cast(list[object], value) if isinstance(value, list) else [None]
+    texts = tuple(part for part in parts if isinstance(part, str))
+    return texts if len(texts) == len(parts) else _wrong(value)
 
 
 def _wrong(value: object) -> Any:
@@ -161,7 +162,7 @@ def _wrong(value: object) -> Any:
 
 
 def _as_text(value: object) -> str:
-    return ",".join(value) if isinstance(value, list) else str(value)
+    return ",".join(map(str, cast(list[object], value))) if isinstance(value, list) else str(value)
 
 
 def describe(name: str, section: object) -> str:
@@ -181,6 +182,6 @@ def _toml(value: object) -> str:
     if isinstance(value, (int, float)):
         return repr(value)
     if isinstance(value, tuple):
-        return "[" + ", ".join(_toml(part) for part in value) + "]"  # pyright: ignore[reportUnknownVariableType]
+        return "[" + ", ".join(_toml(part) for part in cast(tuple[object, ...], value)) + "]"
     text = str(value).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{text}"'
