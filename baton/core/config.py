@@ -154,7 +154,7 @@ def _parse_strings(value: object) -> tuple[str, ...]:
         return tuple(part.strip() for part in value.split(",") if part.strip())
     parts: list[object] = cast(list[object], value) if isinstance(value, list) else [None]
     texts = tuple(part for part in parts if isinstance(part, str))
-    return texts if len(texts) == len(parts) else _wrong(value)
+    return texts if len(texts) == len(parts) else _wrong(parts)
 
 
 def _wrong(value: object) -> Any:
