@@ -1,0 +1,101 @@
+"""The real runner: packs the parts of a step, has a ``Decoder`` compute them, draws tokens from the logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from baton.core.types import ModelCard, TokenLogprob
+from baton.engine import kvcache
+from baton.engine.decoder import Decoder, PackedStep
+from baton.engine.runner import Part, PartResult
+from baton.engine.sampler import Row, logprob_of, sample
+
+
+class TorchRunner:
+    """Satisfies ``Runner`` over any ``Decoder`` and a pool from ``kvcache.allocate_pool``."""
+
+    def __init__(self, decoder: Decoder, pool: torch.Tensor, card: ModelCard) -> None:
+        self._decoder = decoder
+        self._pool = pool
+        self._card = card
+
+    @property
+    def card(self) -> ModelCard:
+        return self._card
+
+    @property
+    def total_blocks(self) -> int:
+        return int(self._pool.shape[0])
+
+    @torch.inference_mode()
+    def execute(self, parts: Sequence[Part]) -> list[PartResult]:
+        wanted = [_wanted_rows(part) for part in parts]
+        logits = self._decoder.forward(_pack(parts, wanted), self._pool)
+        return _read(logits, parts, wanted)
+
+    def read_blocks(self, blocks: Sequence[int]) -> bytes:
+        return kvcache.read_blocks(self._pool, blocks)
+
+    def write_blocks(self, blocks: Sequence[int], payload: bytes) -> None:
+        kvcache.write_blocks(self._pool, blocks, payload)
+
+    def close(self) -> None:
+        del self._pool
+
+
+def _wanted_rows(part: Part) -> range:
+    """The rows of the part, counted from its first, whose logits are needed: a suffix or a prefix of it, or all."""
+    length = len(part.context) - part.start
+    if part.prompt_logprobs is None:
+        return range(length - 1, length) if part.draw is not None else range(0)
+    return range(length if part.draw is not None else len(part.targets))
+
+
+def _pack(parts: Sequence[Part], wanted: Sequence[range]) -> PackedStep:
+    lengths = np.fromiter((len(part.context) - part.start for part in parts), np.int32, len(parts))
+    starts = np.zeros(len(parts) + 1, np.int32)
+    np.cumsum(lengths, out=starts[1:])
+    tokens = np.empty(starts[-1], np.int32)
+    positions = np.empty(starts[-1], np.int32)
+    tables = np.zeros((len(parts), max(len(part.blocks) for part in parts)), np.int32)
+    rows: list[int] = []
+    for index, part in enumerate(parts):
+        first, last = starts[index], starts[index + 1]
+        tokens[first:last] = part.context[part.start :]
+        positions[first:last] = np.arange(part.start, part.start + lengths[index], dtype=np.int32)
+        tables[index, : len(part.blocks)] = part.blocks
+        rows += [int(first) + row for row in wanted[index]]
+    return PackedStep(
+        token_ids=torch.from_numpy(tokens),
+        positions=torch.from_numpy(positions),
+        seq_starts=torch.from_numpy(starts),
+        block_tables=torch.from_numpy(tables),
+        logit_rows=torch.tensor(rows, dtype=torch.int32),
+    )
+
+
+def _read(logits: torch.Tensor, parts: Sequence[Part], wanted: Sequence[range]) -> list[PartResult]:
+    """Draw for the parts that ask for it, and attach the prompt's log-probabilities."""
+    first, offsets = 0, []
+    for rows in wanted:
+        offsets.append(first)
+        first += len(rows)
+    drawing = [index for index, part in enumerate(parts) if part.draw is not None]
+    last_rows = [offsets[index] + len(wanted[index]) - 1 for index in drawing]
+    queries = [Row(part.draw, part.context) for part in parts if part.draw is not None]
+    chosen = logits if len(last_rows) == logits.shape[0] else logits[last_rows]
+    drawn = dict(zip(drawing, sample(chosen, queries), strict=True))
+    results = [drawn.get(index, PartResult()) for index in range(len(parts))]
+    for index, part in enumerate(parts):
+        if part.prompt_logprobs is not None and results[index].error is None:
+            results[index] = _with_prompt(results[index], part, logits[offsets[index] :])
+    return results
+
+
+def _with_prompt(result: PartResult, part: Part, logits: torch.Tensor) -> PartResult:
+    top = part.prompt_logprobs or 0
+    scores: list[TokenLogprob] = [logprob_of(logits[row], target, top) for row, target in enumerate(part.targets)]
+    return PartResult(token_id=result.token_id, logprob=result.logprob, prompt_logprobs=tuple(scores))
