@@ -38,6 +38,12 @@ class TokenizerMissing(InvalidRequest):
     reason = "TOKENIZER_MISSING"
 
 
+class ChatTemplateMissing(InvalidRequest):
+    """The model has no chat template: it takes text or token ids, not messages."""
+
+    reason = "CHAT_TEMPLATE_MISSING"
+
+
 class Unauthenticated(BatonError):
     reason = "UNAUTHENTICATED"
 
