@@ -1,0 +1,173 @@
+"""Owns a request from its admission to its last token: reserve, have the prompt computed, stream the answer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+
+from baton.core.api import EngineApi, PrefillApi, Reservation
+from baton.core.clock import Clock
+from baton.core.deadline import Deadline
+from baton.core.errors import Cancelled, CorruptTransfer, Overloaded, PeerUnavailable, TransferRejected, UnknownModel
+from baton.core.streams import closing
+from baton.core.telemetry import Meter
+from baton.core.types import (
+    Attempt,
+    Candidate,
+    DecodeRequest,
+    FirstToken,
+    Placement,
+    PrefillMode,
+    PrefillRequest,
+    PrefillResult,
+    TokenChunk,
+)
+from services.kvtransfer.circuit import Circuit
+from services.kvtransfer.receiver import KvReceiver
+
+log = logging.getLogger(__name__)
+
+# Cancelled: by the peer, which is shutting down; when our own caller cancels, we see CancelledError.
+TRY_ANOTHER = (PeerUnavailable, Overloaded, CorruptTransfer, TransferRejected, Cancelled)
+
+
+@dataclass(frozen=True, slots=True)
+class _Go:
+    """One request with what its helpers need."""
+
+    request: DecodeRequest
+    reservation: Reservation
+    deadline: Deadline
+
+
+class DecodeWorker:
+    """Implements ``DecodeApi``.
+
+    Whatever happens, closing or abandoning ``generate`` closes the ticket, cancels the prefill and returns the blocks:
+    each is an ``async with`` of the one generator. ``usage.cached_tokens`` counts the prompt tokens that no worker
+    computed for this request: the prefix hits of the engine that computed the rest. Hits of this worker's own cache
+    save the shipping of blocks but not their computation by a prefill worker, so in the split path they do not count.
+    """
+
+    def __init__(
+        self,
+        engine: EngineApi,
+        receiver: KvReceiver,
+        prefill_peers: Callable[[Candidate], PrefillApi],
+        me: Candidate,
+        *,
+        peer_rest_seconds: float,
+        meter: Meter,
+        clock: Clock,
+    ) -> None:
+        self._engine = engine
+        self._receiver = receiver
+        self._prefill_peers = prefill_peers
+        self._me = me
+        self._clock = clock
+        self._circuit = Circuit(clock, peer_rest_seconds)
+        self._ttft = meter.histogram(
+            "worker_time_to_first_token_seconds",
+            "From a request's arrival at this worker to its first token",
+            ("mode",),
+        )
+        self._itl = meter.histogram("inter_token_latency_seconds", "Gaps between chunks of one answer")
+        self._retries = meter.counter("prefill_attempts_failed", "Prefill candidates given up", ("cause",))
+        self._local = meter.counter("local_prefills", "Prompts computed by this decode worker itself", ("reason",))
+
+    async def generate(self, request: DecodeRequest) -> AsyncIterator[TokenChunk]:
+        tokens = request.tokens
+        if tokens.model not in ("", self._engine.card.model):
+            raise UnknownModel(f"model: this worker serves {self._engine.card.model}, got {tokens.model}")
+        last = self._clock.now()
+        deadline = Deadline.after(tokens.timeout)
+        async with AsyncExitStack() as stack:
+            reservation = await deadline.within(
+                stack.enter_async_context(self._engine.reserve(tokens)), "a place on this decode worker"
+            )
+            go = _Go(request, reservation, deadline)
+            handed = await self._prefill_remotely(go)
+            async with closing(self._answer(go, handed)) as answer:
+                histogram_labels = {"mode": "local" if handed is None else "remote"}
+                async for chunk in answer:
+                    now = self._clock.now()
+                    if chunk.placement is not None:
+                        self._ttft.observe(now - last, **histogram_labels)
+                    else:
+                        self._itl.observe(now - last)
+                    last = now
+                    yield chunk
+
+    async def _answer(self, go: _Go, handed: PrefillResult | None) -> AsyncIterator[TokenChunk]:
+        """The chunks of the answer; the first one carries the placement."""
+        placement: Placement | None = self._placement(handed)
+        first = None if handed is None else handed.first
+        if first is not None:
+            yield replace(_first_chunk(first), placement=placement)
+            placement = None
+            if first.finish is not None:
+                return
+        async with closing(go.reservation.decode(first)) as stream:
+            while (chunk := await go.deadline.within(anext(stream, None), "the next token")) is not None:
+                yield chunk if placement is None else replace(chunk, placement=placement)
+                placement = None
+
+    # --- the prompt, somewhere else -----------------------------------------------------------------------------------
+
+    async def _prefill_remotely(self, go: _Go) -> PrefillResult | None:
+        """The result of the first candidate that succeeds, its blocks valid here; None: compute the prompt here."""
+        uncached = go.request.tokens.context_tokens - go.reservation.cached_tokens
+        if uncached <= go.request.local_prefill_max_tokens:
+            return self._stay_local("short")
+        if not go.request.prefill:
+            return self._stay_local("no_candidate")
+        for candidate, attempt in self._attempts(go.request):
+            try:
+                return await self._hand_over(go, candidate, attempt)
+            except TRY_ANOTHER as error:
+                self._retries.add(cause=error.reason)
+                details = {"request_id": go.request.tokens.request_id, "peer": candidate.worker_id}
+                log.warning("prefill attempt failed", extra={**details, "cause": error.reason, "error": error.message})
+                if isinstance(error, PeerUnavailable):
+                    self._circuit.trip(candidate, error.message)
+        return self._stay_local("candidates_failed")
+
+    def _attempts(self, request: DecodeRequest) -> Iterator[tuple[Candidate, Attempt]]:
+        """The candidates worth asking, each with an attempt of its own; retry 0 is the computation on this worker."""
+        hop, retry = request.tokens.attempt.hop, request.tokens.attempt.retry
+        for candidate in request.prefill:
+            if candidate.worker_id != self._me.worker_id and not self._circuit.is_open(candidate):
+                retry += 1
+                yield candidate, Attempt(hop, retry)
+
+    async def _hand_over(self, go: _Go, candidate: Candidate, attempt: Attempt) -> PrefillResult:
+        tokens, block_size = go.request.tokens, self._engine.card.format.block_size
+        skip = go.reservation.cached_tokens // block_size
+        blocks = range(skip, -(-tokens.context_tokens // block_size))
+        async with self._receiver.accept(tokens.request_id, attempt, go.reservation, blocks) as delivery:
+            sent = replace(tokens, attempt=attempt, timeout=go.deadline.remaining())
+            call = self._prefill_peers(candidate).prefill(PrefillRequest(sent, delivery.ticket, skip))
+            result = await go.deadline.within(call, f"prefill by {candidate.worker_id}")
+            self._receiver.require_complete(delivery)
+            return replace(result, kv_bytes=delivery.bytes_received)
+
+    def _stay_local(self, reason: str) -> None:
+        self._local.add(reason=reason)
+
+    def _placement(self, handed: PrefillResult | None) -> Placement:
+        me = self._me.worker_id
+        if handed is None:
+            return Placement(me, me, PrefillMode.LOCAL, 0)
+        return Placement(me, handed.worker_id, PrefillMode.REMOTE, handed.kv_bytes)
+
+
+def _first_chunk(first: FirstToken) -> TokenChunk:
+    return TokenChunk(
+        token_ids=(first.token_id,),
+        logprobs=() if first.logprob is None else (first.logprob,),
+        prompt_logprobs=first.prompt_logprobs,
+        finish=first.finish,
+        usage=first.usage,
+    )

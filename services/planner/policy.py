@@ -1,0 +1,84 @@
+"""Where a request should run: a pure function of the query, a snapshot of the fleet and the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from baton.core.errors import InvalidRequest, Overloaded, UnknownModel
+from baton.core.types import Candidate, Plan, PlanQuery, ProcessRecord, Role, WorkerState
+from services.planner.config import PlannerConfig
+from services.planner.fleet import Fleet
+
+Noise = Callable[[], float]  # uniform in [0, 1)
+
+
+def plan(query: PlanQuery, fleet: Fleet, config: PlannerConfig, noise: Noise) -> Plan:
+    """Rank the ready workers that serve the model, least loaded first.
+
+    Raises InvalidRequest for a query that is not complete, UnknownModel when no worker ever served the model, and
+    Overloaded when none of those that do is ready (or all of them have failed this request).
+    """
+    check(query)
+    ready = _ready(query, fleet, config)
+    decode = [worker for worker in ready if worker.role is Role.DECODE]
+    prefill = [worker for worker in ready if worker.role is Role.PREFILL]
+    reasons = ["least_load"]
+    if not decode:
+        # The last of a role has its work done by the other one, which then has no hand-over to make.
+        decode, prefill = prefill, []
+        reasons.append("decode_pool_empty")
+    elif not prefill:
+        reasons.append("prefill_pool_empty")
+    return Plan(
+        decode=_ranked(decode, query, fleet, config, noise),
+        prefill=_ranked(prefill, query, fleet, config, noise),
+        local_prefill_max_tokens=config.local_prefill_max_tokens,
+        reasons=tuple(reasons),
+    )
+
+
+def check(query: PlanQuery) -> None:
+    """InvalidRequest naming the first field that cannot be right."""
+    for name in ("request_id", "model"):
+        if not getattr(query, name):
+            raise InvalidRequest.out_of_range(name, repr(getattr(query, name)), "must not be empty")
+    for name, least in (("prompt_tokens", 1), ("max_tokens", 1), ("hop", 0)):
+        if getattr(query, name) < least:
+            raise InvalidRequest.out_of_range(name, getattr(query, name), f"must be at least {least}")
+
+
+def load(worker: ProcessRecord, own_tokens: int, in_flight: int) -> float:
+    """Tokens that this worker has to hold, as a share of what its pool can hold; above 1 when requests wait.
+
+    Counted in tokens, not requests, so that one long request weighs as much as many short ones. A waiting request
+    holds no block yet; it is taken to be as large as the one being placed (``own_tokens``).
+    """
+    block_size = worker.card.format.block_size if worker.card is not None else 1
+    capacity = max(1, worker.stats.total_blocks * block_size)
+    tokens = worker.stats.held_blocks * block_size + worker.stats.waiting * own_tokens + in_flight
+    return tokens / capacity
+
+
+def _ready(query: PlanQuery, fleet: Fleet, config: PlannerConfig) -> list[ProcessRecord]:
+    serving = [worker for worker in fleet.workers if worker.card is not None and worker.card.model == query.model]
+    if not serving and query.model not in fleet.known_models:
+        raise UnknownModel(f"model: no worker has ever served {query.model!r}")
+    ready = [worker for worker in serving if worker.state is WorkerState.READY and worker.id not in query.avoid]
+    if not ready:
+        raise Overloaded(
+            f"no worker for {query.model} is ready: {len(serving)} registered, {len(query.avoid)} to be avoided",
+            retry_after=config.retry_after_seconds,
+        )
+    return ready
+
+
+def _ranked(
+    workers: Iterable[ProcessRecord], query: PlanQuery, fleet: Fleet, config: PlannerConfig, noise: Noise
+) -> tuple[Candidate, ...]:
+    own_tokens = query.prompt_tokens + query.max_tokens
+
+    def cost(worker: ProcessRecord) -> float:
+        return load(worker, own_tokens, fleet.in_flight.get(worker.id, 0)) + noise() * config.tie_noise
+
+    best = sorted(workers, key=cost)[: config.max_candidates]
+    return tuple(Candidate(worker.id, worker.address, worker.epoch) for worker in best)

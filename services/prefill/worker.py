@@ -1,0 +1,53 @@
+"""Computes prompts for decode workers: KV goes to the ticket's receiver, the first token back to the caller."""
+
+from __future__ import annotations
+
+from baton.core.api import EngineApi
+from baton.core.clock import Clock
+from baton.core.deadline import Deadline
+from baton.core.errors import InvalidRequest, UnknownModel
+from baton.core.telemetry import Meter
+from baton.core.types import Candidate, PrefillRequest, PrefillResult
+from services.kvtransfer.sender import KvSender
+
+
+class PrefillWorker:
+    """Implements ``PrefillApi``. Everything that a call holds is tied to the call: nothing is pinned after it."""
+
+    def __init__(self, engine: EngineApi, sender: KvSender, me: Candidate, *, meter: Meter, clock: Clock) -> None:
+        self._engine = engine
+        self._sender = sender
+        self._me = me
+        self._clock = clock
+        self._seconds = meter.histogram("prefill_seconds", "One prompt, from its arrival to the last confirmation")
+
+    async def prefill(self, request: PrefillRequest) -> PrefillResult:
+        self._check(request)
+        began = self._clock.now()
+        deadline = Deadline.after(request.tokens.timeout)
+        result = await deadline.within(self._prefill(request), "prefill")
+        self._seconds.observe(self._clock.now() - began)
+        return result
+
+    async def _prefill(self, request: PrefillRequest) -> PrefillResult:
+        await self._sender.connect(request.ticket)
+        async with self._engine.prefill(request.tokens) as run:
+            kv_bytes = await self._sender.ship(request.ticket, run, request.skip_blocks)
+            first = await run.first_token()
+        return PrefillResult(first, self._me.worker_id, kv_bytes)
+
+    def _check(self, request: PrefillRequest) -> None:
+        tokens, ticket = request.tokens, request.ticket
+        if tokens.model not in ("", self._engine.card.model):
+            raise UnknownModel(f"model: this worker serves {self._engine.card.model}, got {tokens.model}")
+        if (ticket.request_id, ticket.attempt) != (tokens.request_id, tokens.attempt):
+            raise InvalidRequest(
+                f"ticket: is for attempt {ticket.attempt} of {ticket.request_id}, "
+                f"the request is attempt {tokens.attempt} of {tokens.request_id}",
+                field="ticket",
+            )
+        blocks = -(-tokens.context_tokens // self._engine.card.format.block_size)
+        if not 0 <= request.skip_blocks < max(1, blocks):
+            raise InvalidRequest.out_of_range(
+                "skip_blocks", request.skip_blocks, f"must be between 0 and {max(0, blocks - 1)}"
+            )
