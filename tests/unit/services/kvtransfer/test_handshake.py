@@ -1,0 +1,47 @@
+"""Two workers exchange blocks only if everything that decides the bytes is equal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from baton.core.errors import ConfigError, TransferRejected
+from baton.core.types import KvFormat, KvHandshake
+from services.kvtransfer.config import ChecksumPolicy, KvTransferConfig
+from services.kvtransfer.handshake import compare
+
+MINE = KvHandshake("a", 1, "m", "hash", KvFormat("fake", 16, 1, 1, 8))
+
+
+def test_equal_formats_of_different_workers_fit() -> None:
+    compare(MINE, replace(MINE, worker_id="b", epoch=2, features=("compression",)))
+    compare(MINE, replace(MINE, protocol_version=2))  # a newer peer has to fit us, not we it
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("dtype", "bfloat16"), ("block_size", 32), ("layers", 2), ("kv_heads", 3), ("head_dim", 4), ("layout", "other/1")],
+)
+def test_different_format_is_refused_by_the_fields_name(field: str, value: object) -> None:
+    theirs = replace(MINE, worker_id="b", format=replace(MINE.format, **{field: value}))
+    with pytest.raises(TransferRejected, match=rf"format\.{field}: a has .* b has {value!r}"):
+        compare(MINE, theirs)
+
+
+def test_other_weights_are_refused() -> None:
+    with pytest.raises(TransferRejected, match="weights_hash: a has 'hash', b has 'x'"):
+        compare(MINE, replace(MINE, worker_id="b", weights_hash="x"))
+
+
+def test_too_old_protocol_is_refused() -> None:
+    with pytest.raises(TransferRejected, match="protocol_version: at least 1 is required, a speaks 0"):
+        compare(MINE, replace(MINE, protocol_version=0))
+
+
+def test_unknown_checksum_policy_is_a_config_error_that_names_the_choices() -> None:
+    assert KvTransferConfig(checksums="off").checksum_policy is ChecksumPolicy.OFF
+    with pytest.raises(ConfigError, match=r"kvtransfer\.checksums must be one of full, off, got 'some'"):
+        KvTransferConfig(checksums="some")
+    with pytest.raises(ConfigError, match=r"kvtransfer\.offers_in_flight must be at least 1, got 0"):
+        KvTransferConfig(offers_in_flight=0)
