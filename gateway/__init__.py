@@ -1,0 +1,1 @@
+"""The one door: authentication, text, placement, relay, resume. Never loads torch."""

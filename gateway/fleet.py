@@ -1,0 +1,123 @@
+"""What the gateway knows of the fleet: who is registered, who failed lately, and how much it sent to whom."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
+
+from baton.core.api import RegistryApi
+from baton.core.clock import Clock
+from baton.core.errors import BatonError
+from baton.core.types import Candidate, ModelCard, ProcessRecord, Role, WorkerState
+
+log = logging.getLogger(__name__)
+WORKER_ROLES = (Role.PREFILL, Role.DECODE)
+
+
+class FleetView:
+    """The newest registry contents, as far as placement needs them. Pure: fed by ``FleetWatch`` or a test."""
+
+    def __init__(self, clock: Clock, *, down_seconds: float = 2.0) -> None:
+        self._clock = clock
+        self._down_seconds = down_seconds
+        self._records: tuple[ProcessRecord, ...] = ()
+        self._cards: dict[str, ModelCard] = {}
+        self._down: dict[str, tuple[int, float]] = {}
+        self._sent: Counter[str] = Counter()
+
+    def update(self, records: Sequence[ProcessRecord]) -> None:
+        self._records = tuple(records)
+        fresh: dict[str, ModelCard] = {}
+        for record in self._records:
+            if record.card is not None:
+                known = fresh.get(record.card.model, record.card)
+                shortest = min(known.context_length, record.card.context_length)
+                fresh[record.card.model] = replace(known, context_length=shortest)
+        self._cards |= fresh  # a model stays known while its workers are away
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Every model that was ever served, in order of name."""
+        return tuple(sorted(self._cards))
+
+    def card(self, model: str) -> ModelCard | None:
+        """What the workers of ``model`` say of it, the shortest context of them; None when none ever served it."""
+        return self._cards.get(model)
+
+    def ready(self, model: str) -> tuple[ProcessRecord, ...]:
+        """Workers of any role that serve ``model`` now."""
+        return tuple(
+            record
+            for record in self._records
+            if record.role in WORKER_ROLES
+            and record.state is WorkerState.READY
+            and record.card is not None
+            and record.card.model == model
+        )
+
+    def addresses(self, role: Role) -> tuple[str, ...]:
+        usable = (WorkerState.READY, WorkerState.LOADING)
+        return tuple(record.address for record in self._records if record.role is role and record.state in usable)
+
+    def epochs(self) -> frozenset[tuple[str, int]]:
+        return frozenset((record.id, record.epoch) for record in self._records)
+
+    def mark_down(self, worker: Candidate) -> None:
+        """A request saw this process fail: new requests avoid it for a while, or until it is another process."""
+        self._down[worker.worker_id] = (worker.epoch, self._clock.now() + self._down_seconds)
+
+    def down(self) -> tuple[str, ...]:
+        now = self._clock.now()
+        epochs = {record.id: record.epoch for record in self._records}
+        self._down = {
+            worker: (epoch, until)
+            for worker, (epoch, until) in self._down.items()
+            if until > now and epochs.get(worker, epoch) == epoch
+        }
+        return tuple(sorted(self._down))
+
+    @contextmanager
+    def sending(self, worker_id: str) -> Iterator[None]:
+        """Counts a request as running on the worker for as long as the block lasts."""
+        self._sent[worker_id] += 1
+        try:
+            yield
+        finally:
+            self._sent[worker_id] -= 1
+            if not self._sent[worker_id]:
+                del self._sent[worker_id]
+
+    def running_on(self, worker_id: str) -> int:
+        return self._sent[worker_id]
+
+
+@asynccontextmanager
+async def watch_fleet(registry: RegistryApi, view: FleetView, clock: Clock, interval: float) -> AsyncIterator[None]:
+    """Keep ``view`` fresh while the block lasts. With the registry away the last known fleet stays in use."""
+    task = asyncio.create_task(_watch(registry, view, clock, interval), name="watch-fleet")
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def _watch(registry: RegistryApi, view: FleetView, clock: Clock, interval: float) -> None:
+    reachable = True
+    while True:
+        try:
+            view.update(await registry.processes())
+        except BatonError as error:
+            if reachable:
+                log.warning("registry away: the last known fleet stays in use", extra={"error": error.message})
+            reachable = False
+        else:
+            if not reachable:
+                log.info("registry back")
+            reachable = True
+        await clock.sleep(interval)

@@ -1,0 +1,160 @@
+"""API keys from one file: who is calling, which models they may use, and their KV salt.
+
+A key reads ``ID.SECRET``; the file holds the SHA-256 of the secret only. A secret has 256 random bits, so nothing
+slower than SHA-256 is called for. The file (TOML, or JSON by its suffix)::
+
+    server_secret = "<hex, at least 32 digits>"
+    [[keys]]
+    id = "local"
+    tenant = "local"
+    secret_sha256 = "<hex>"
+    models = ["smollm2-135m-instruct"]   # optional: without it, all
+
+Gateways that share the file derive the same salts, so their tenants share prefix hits across gateways.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import secrets
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+from baton.core.errors import ConfigError, PermissionDenied, Unauthenticated
+from baton.core.types import Principal
+
+SALT_BYTES = 16
+MIN_SECRET_DIGITS = 32
+_NOBODY = hashlib.sha256(b"").hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """What the file knows of one key. ``models`` None: all."""
+
+    id: str
+    tenant: str
+    secret_sha256: str = field(repr=False)
+    models: tuple[str, ...] | None = None
+
+
+def new_key(key_id: str, tenant: str, models: tuple[str, ...] | None = None) -> tuple[str, ApiKey]:
+    """A fresh key: what the caller is given, once, and what is stored."""
+    if not key_id or "." in key_id:
+        raise ConfigError(f"key id: must be non-empty and hold no dot, got {key_id!r}")
+    secret = secrets.token_urlsafe(32)
+    return f"{key_id}.{secret}", ApiKey(key_id, tenant, hashlib.sha256(secret.encode()).hexdigest(), models)
+
+
+def new_server_secret() -> str:
+    return secrets.token_hex(32)
+
+
+def dump_keys(server_secret: str, keys: Iterable[ApiKey]) -> str:
+    """The content of a JSON key file."""
+    entries = [
+        {"id": key.id, "tenant": key.tenant, "secret_sha256": key.secret_sha256}
+        | ({} if key.models is None else {"models": list(key.models)})
+        for key in keys
+    ]
+    return json.dumps({"server_secret": server_secret, "keys": entries}, indent=2) + "\n"
+
+
+class KeyRing:
+    """Answers who holds a key. Salts come from here and nowhere else."""
+
+    def __init__(self, server_secret: str, keys: Iterable[ApiKey]) -> None:
+        if len(server_secret) < MIN_SECRET_DIGITS:
+            raise ConfigError(f"server_secret: must have at least {MIN_SECRET_DIGITS} digits, got {len(server_secret)}")
+        self._server_secret = server_secret.encode()
+        self._keys: dict[str, ApiKey] = {}
+        for key in keys:
+            if key.id in self._keys:
+                raise ConfigError(f"keys: id {key.id!r} appears twice")
+            self._keys[key.id] = key
+
+    def authenticate(self, presented: str | None) -> Principal:
+        """Raises Unauthenticated without saying which part was wrong; takes the same time for any wrong secret."""
+        if not presented:
+            raise Unauthenticated("no API key: send the metadata 'authorization: Bearer KEY' or 'x-api-key: KEY'")
+        key_id, _, secret = presented.partition(".")
+        key = self._keys.get(key_id)
+        expected = key.secret_sha256 if key else _NOBODY
+        matches = hmac.compare_digest(hashlib.sha256(secret.encode()).hexdigest(), expected)
+        if key is None or not matches:
+            raise Unauthenticated("the API key is not valid")
+        return Principal(tenant=key.tenant, key_id=key.id, salt=self.salt(key.tenant))
+
+    def salt(self, tenant: str) -> bytes:
+        """What keeps this tenant's KV blocks apart from everyone else's."""
+        return hmac.digest(self._server_secret, b"kv-salt:" + tenant.encode(), "sha256")[:SALT_BYTES]
+
+    def allows(self, principal: Principal, model: str) -> bool:
+        key = self._keys.get(principal.key_id)
+        return key is not None and (key.models is None or model in key.models)
+
+    def check_model(self, principal: Principal, model: str) -> None:
+        if not self.allows(principal, model):
+            raise PermissionDenied(f"model: key {principal.key_id!r} may not use {model!r}")
+
+
+def load_keys(path: Path) -> KeyRing:
+    """Read a key file. Raises ConfigError naming the entry and the field."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise ConfigError(f"key file {path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"key file {path}: cannot be parsed: {error}") from error
+    try:
+        document = _table(content, "the file", {"server_secret", "keys"})
+        entries = document.get("keys", [])
+        if not isinstance(entries, list):
+            raise ConfigError(f"keys: must be a list, got {type(entries).__name__}")
+        keys = [_parse_key(entry, f"keys[{index}]") for index, entry in enumerate(cast("list[object]", entries))]
+        return KeyRing(_text(document, "server_secret", "the file"), keys)
+    except ConfigError as error:
+        raise ConfigError(f"key file {path}: {error.message}") from error
+
+
+def _parse_key(entry: object, where: str) -> ApiKey:
+    table = _table(entry, where, {"id", "tenant", "secret_sha256", "models"})
+    digest = _text(table, "secret_sha256", where).lower()
+    if len(digest) != len(_NOBODY) or set(digest) - set("0123456789abcdef"):
+        raise ConfigError(f"{where}.secret_sha256: must be {len(_NOBODY)} hex digits, got {len(digest)} characters")
+    models = table.get("models")
+    if models is not None and not (
+        isinstance(models, list) and all(isinstance(m, str) for m in cast("list[object]", models))
+    ):
+        raise ConfigError(f"{where}.models: must be a list of model names, got {models!r}")
+    allowed = None if models is None else tuple(cast("list[str]", models))
+    key_id = _text(table, "id", where)
+    if "." in key_id:
+        raise ConfigError(f"{where}.id: must hold no dot, got {key_id!r}")
+    return ApiKey(key_id, _text(table, "tenant", where), digest, allowed)
+
+
+def _table(value: object, where: str, known: set[str]) -> Mapping[str, object]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: must be a table, got {type(value).__name__}")
+    table = cast("dict[str, object]", value)
+    if unknown := sorted(set(table) - known):
+        raise ConfigError(f"{where}: unknown key {unknown[0]!r}; known are {', '.join(sorted(known))}")
+    return table
+
+
+def _text(table: Mapping[str, object], name: str, where: str) -> str:
+    value = table.get(name)
+    if not isinstance(value, str) or not value:
+        raise ConfigError(
+            f"{where}: {name} must be a non-empty string, got {value!r}"
+            if name != "server_secret"
+            else f"{where}: server_secret must be a non-empty string"
+        )
+    return value

@@ -1,0 +1,173 @@
+"""One choice, from worker to worker until it is complete: placement, hops, exactly-once delivery."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+
+from baton.core.api import DecodeApi, PlannerApi
+from baton.core.clock import Clock
+from baton.core.errors import Overloaded, PeerUnavailable
+from baton.core.streams import closing
+from baton.core.telemetry import Counter, Meter
+from baton.core.types import Candidate, DecodeRequest, FinishReason, GenerateChunk, Plan, PlanQuery, TokenChunk
+from gateway.choice import ChoiceProgress
+from gateway.fleet import FleetView
+from gateway.running import Lifeline
+
+log = logging.getLogger(__name__)
+RETRY_PAUSE_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class RelayPolicy:
+    """``lost_workers``: how many workers one choice may lose. ``patience``: seconds that it waits for another one."""
+
+    lost_workers: int = 4
+    patience: float = 5.0
+
+
+class Relay:
+    """Streams choices from decode workers; shared by all requests of the gateway."""
+
+    def __init__(
+        self,
+        planner: PlannerApi,
+        links: Callable[[Candidate], DecodeApi],
+        fleet: FleetView,
+        clock: Clock,
+        meter: Meter,
+        policy: RelayPolicy,
+    ) -> None:
+        self._planner = planner
+        self._links = links
+        self._fleet = fleet
+        self._clock = clock
+        self._policy = policy
+        self._migrations: Counter = meter.counter("migrations", "Streams that went on after their worker was lost")
+
+    async def stream(
+        self, progress: ChoiceProgress, query: PlanQuery, lifeline: Lifeline, prefer: str = ""
+    ) -> AsyncIterator[GenerateChunk]:
+        """The choice's chunks, each token exactly once whatever happens to workers. ``prefer``: a worker to try first.
+
+        Raises Overloaded when no worker takes it, PeerUnavailable when it lost too many, Expired at the deadline.
+        """
+        whole = progress.begin()
+        if whole is not None:
+            yield whole
+            return
+        route = _Route(self._planner, query, lifeline, self._clock, self._policy, prefer)
+        while progress.finish is None:
+            worker = await route.next()
+            try:
+                async with closing(self._attempt(progress, worker, route, lifeline)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+            except Overloaded as error:
+                route.refused(error)
+            except PeerUnavailable as error:
+                self._lost(progress, worker, error)
+                route.lost(worker, error)
+
+    async def _attempt(
+        self, progress: ChoiceProgress, worker: Candidate, route: _Route, lifeline: Lifeline
+    ) -> AsyncIterator[GenerateChunk]:
+        request = DecodeRequest(
+            progress.next_hop(route.hop, lifeline.remaining()), route.plan.prefill, route.plan.local_prefill_max_tokens
+        )
+        last: GenerateChunk | None = None
+        with self._fleet.sending(worker.worker_id):
+            async with closing(self._links(worker).generate(request)) as stream:
+                while progress.finish is None:
+                    lifeline.check("the next token")
+                    chunk = await lifeline.within(_next(stream, worker), "the next token")
+                    last = progress.accept(chunk)
+                    if progress.finish is None and last is not None:
+                        yield last
+        if last is not None:
+            yield last  # only after the worker was let go, so that a slow client holds no blocks
+
+    def _lost(self, progress: ChoiceProgress, worker: Candidate, error: PeerUnavailable) -> None:
+        self._fleet.mark_down(worker)
+        self._migrations.add()
+        progress.worker_lost()
+        log.warning(
+            "worker lost: its stream goes on elsewhere",
+            extra={"worker": worker.worker_id, "tokens": len(progress.generated), "error": error.message},
+        )
+
+
+async def _next(stream: AsyncIterator[TokenChunk], worker: Candidate) -> TokenChunk:
+    chunk = await anext(stream, None)
+    if chunk is None or chunk.finish is FinishReason.CANCELLED:
+        raise PeerUnavailable(f"worker {worker.worker_id} ended the stream before the answer was complete")
+    return chunk
+
+
+class _Route:
+    """The workers to try for one choice, best first; asks for another plan when one is used up or a worker was lost."""
+
+    def __init__(
+        self,
+        planner: PlannerApi,
+        query: PlanQuery,
+        lifeline: Lifeline,
+        clock: Clock,
+        policy: RelayPolicy,
+        prefer: str,
+    ) -> None:
+        self._planner = planner
+        self._query = query
+        self._lifeline = lifeline
+        self._clock = clock
+        self._policy = policy
+        self._prefer = prefer
+        self._pending: deque[Candidate] = deque()
+        self._refusals: list[Overloaded] = []
+        self._losses = 0
+        self._patient_until: float | None = None
+        self.hop = -1
+        self.plan = Plan((), (), 0)
+
+    async def next(self) -> Candidate:
+        """The worker for the next hop. Raises Overloaded when every candidate refused and waiting is of no use."""
+        while not self._pending:
+            if self._refusals:
+                await self._pause()
+            await self._ask()
+        self.hop += 1
+        return self._pending.popleft()
+
+    def refused(self, error: Overloaded) -> None:
+        self._refusals.append(error)
+
+    def lost(self, worker: Candidate, error: PeerUnavailable) -> None:
+        """Avoid ``worker`` from now on; raises ``error`` when too many were lost."""
+        self._losses += 1
+        if self._losses > self._policy.lost_workers:
+            raise error
+        self._query = replace(self._query, avoid=(*self._query.avoid, worker.worker_id))
+        self._patient_until = self._clock.now() + self._policy.patience
+        self._pending.clear()
+        self._refusals.clear()
+
+    async def _ask(self) -> None:
+        query = replace(self._query, hop=self.hop + 1)
+        try:
+            self.plan = await self._lifeline.within(self._planner.plan(query), "a plan")
+        except Overloaded as error:
+            self._refusals.append(error)
+            return
+        self._pending.extend(sorted(self.plan.decode, key=lambda candidate: candidate.worker_id != self._prefer))
+
+    async def _pause(self) -> None:
+        """A started answer waits a while for a worker, one that was lost and came back too; a new one does not."""
+        if self._patient_until is None or self._clock.now() >= self._patient_until:
+            retry_after = min(error.retry_after for error in self._refusals)
+            raise Overloaded(self._refusals[-1].message, retry_after=retry_after)
+        self._refusals.clear()
+        self._query = replace(self._query, avoid=())
+        await self._lifeline.within(self._clock.sleep(RETRY_PAUSE_SECONDS), "a worker to go on")
