@@ -1,0 +1,46 @@
+"""Turning what protobuf says about a bad value or a missing part into InvalidRequest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+from google.protobuf.message import Message
+
+from baton.core.errors import InvalidRequest
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def encodes(message: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """For ``X_to_wire``: a value that does not fit its field (say, a negative token id) is the caller's mistake."""
+
+    def decorate(encode: Callable[P, T]) -> Callable[P, T]:
+        @wraps(encode)
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return encode(*args, **kwargs)
+            except (ValueError, TypeError) as error:
+                raise InvalidRequest(f"{message} cannot be sent: {error}", field=message) from error
+
+        return guarded
+
+    return decorate
+
+
+def require(message: Message, *fields: str) -> None:
+    """InvalidRequest, naming message and field, when a message field is absent or an always-set string is empty."""
+    for field in fields:
+        value = getattr(message, field)
+        absent = not message.HasField(field) if isinstance(value, Message) else not value
+        if absent:
+            name = f"{message.DESCRIPTOR.name}.{field}"
+            raise InvalidRequest(f"{name}: missing", field=name)
+
+
+def unknown_value(message: Message, field: str, value: int) -> InvalidRequest:
+    """For an enum or oneof value that this version does not know."""
+    name = f"{message.DESCRIPTOR.name}.{field}"
+    return InvalidRequest(f"{name}: unknown value {value}", field=name)

@@ -1,0 +1,77 @@
+"""kvtransfer.proto: offers and confirmations of KV blocks, and the directory's messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from baton.core.types import KvChunk, KvConfirmation, KvHandshake
+from baton.rpc.wire.guard import encodes, require
+from baton.rpc.wire.types import handshake_from_wire, handshake_to_wire, ticket_from_wire, ticket_to_wire
+from protos.baton.v1 import kvtransfer_pb2 as pb
+
+
+@encodes("OfferRequest")
+def chunk_to_wire(chunk: KvChunk) -> pb.OfferRequest:
+    return pb.OfferRequest(
+        ticket=ticket_to_wire(chunk.ticket),
+        first_block=chunk.first_block,
+        block_count=chunk.block_count,
+        payload=chunk.payload,
+        checksums=chunk.checksums,
+    )
+
+
+def chunk_from_wire(message: pb.OfferRequest) -> KvChunk:
+    require(message, "ticket", "block_count")
+    return KvChunk(
+        ticket=ticket_from_wire(message.ticket),
+        first_block=message.first_block,
+        block_count=message.block_count,
+        payload=message.payload,
+        checksums=tuple(message.checksums),
+    )
+
+
+@encodes("ConfirmRequest")
+def confirmation_to_wire(confirmation: KvConfirmation) -> pb.ConfirmRequest:
+    return pb.ConfirmRequest(
+        ticket=ticket_to_wire(confirmation.ticket),
+        first_block=confirmation.first_block,
+        block_count=confirmation.block_count,
+    )
+
+
+def confirmation_from_wire(message: pb.ConfirmRequest) -> KvConfirmation:
+    require(message, "ticket", "block_count")
+    return KvConfirmation(
+        ticket=ticket_from_wire(message.ticket),
+        first_block=message.first_block,
+        block_count=message.block_count,
+    )
+
+
+# --- directory --------------------------------------------------------------------------------------------------------
+
+
+@encodes("PublishRequest")
+def publication_to_wire(
+    worker_id: str, epoch: int, sequence: int, added: Sequence[bytes], removed: Sequence[bytes]
+) -> pb.PublishRequest:
+    return pb.PublishRequest(worker_id=worker_id, epoch=epoch, sequence=sequence, added=added, removed=removed)
+
+
+@encodes("ResetRequest")
+def reset_to_wire(worker_id: str, epoch: int, sequence: int, held: Sequence[bytes]) -> pb.ResetRequest:
+    return pb.ResetRequest(worker_id=worker_id, epoch=epoch, sequence=sequence, held=held)
+
+
+@encodes("ListPeersResponse")
+def peers_to_wire(peers: Iterable[tuple[KvHandshake, str]]) -> pb.ListPeersResponse:
+    listed = [pb.Peer(handshake=handshake_to_wire(handshake), address=address) for handshake, address in peers]
+    return pb.ListPeersResponse(peers=listed)
+
+
+def peers_from_wire(message: pb.ListPeersResponse) -> tuple[tuple[KvHandshake, str], ...]:
+    for peer in message.peers:
+        require(peer, "handshake", "address")
+    return tuple((handshake_from_wire(peer.handshake), peer.address) for peer in message.peers)
