@@ -1,0 +1,1 @@
+"""The ``baton`` command and the local launcher."""

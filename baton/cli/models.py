@@ -1,0 +1,90 @@
+"""What ``--model`` may be, and how it becomes a directory that the services load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton.cli.terminal import Progress, say
+from baton.core.errors import ConfigError
+from baton.engine.weights.fetch import KNOWN_MODELS, fetch
+from baton.engine.weights.gguf import convert_weights
+from baton.text.gguf_tokenizer import write_tokenizer
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+CACHE = Path.home() / ".cache" / "baton" / "models"
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedModel:
+    """``engine_model`` is what engines load; ``tokenizer_directory`` None: the model serves token ids only."""
+
+    name: str
+    engine_model: str
+    tokenizer_directory: Path | None
+
+
+def resolve(model: str, cache: Path = CACHE) -> ResolvedModel:
+    """A known name, a Hugging Face directory, a .gguf file, ``random:CONFIG`` or ``fake``."""
+    if model == "fake":
+        return ResolvedModel("fake", "fake", None)
+    if model.startswith("random:"):
+        return ResolvedModel(f"random-{Path(model.partition(':')[2]).stem}", model, None)
+    if model in KNOWN_MODELS:
+        return _served(model, fetched(model, cache))
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return _served(path.absolute().name, path.absolute())
+    if path.suffix == ".gguf" and path.is_file():
+        return _served(path.stem, converted(path.absolute(), cache / path.stem))
+    known = ", ".join(sorted(KNOWN_MODELS))
+    raise ConfigError(
+        f"model: {model!r} is neither a known name ({known}), a directory, a .gguf file nor random:CONFIG"
+    )
+
+
+def fetched(name: str, cache: Path = CACHE) -> Path:
+    """The directory of a known model, downloaded and converted when it is not there yet."""
+    directory = cache / name
+    if is_complete(directory):
+        return directory
+    say(f"{name}: downloading")
+    return converted(fetch(name, cache, Progress(f"{name}: download")), directory)
+
+
+def converted(gguf: Path, directory: Path) -> Path:
+    """A GGUF file as a Hugging Face directory; done once."""
+    if is_complete(directory):
+        return directory
+    convert_weights(gguf, directory, Progress(f"{directory.name}: convert"))
+    write_tokenizer(gguf, directory)
+    return directory
+
+
+def is_complete(directory: Path) -> bool:
+    """Weights come first and the tokenizer last, each written whole, so the last file tells."""
+    return (directory / "tokenizer.json").is_file() and (directory / "model.safetensors").is_file()
+
+
+def _served(name: str, directory: Path) -> ResolvedModel:
+    has_tokenizer = (directory / "tokenizer.json").is_file()
+    return ResolvedModel(name, str(directory), directory if has_tokenizer else None)
+
+
+def fetched_by_name(name: str, cache: Path = CACHE) -> Path:
+    if name not in KNOWN_MODELS:
+        raise ConfigError(f"model: {name!r} is not known; known are {', '.join(sorted(KNOWN_MODELS))}")
+    return fetched(name, cache)
+
+
+def convert(gguf: Path, directory: Path | None, cache: Path = CACHE) -> Path:
+    if not gguf.is_file():
+        raise ConfigError(f"model convert: {gguf}: no such file")
+    return converted(gguf.absolute(), directory or cache / gguf.stem)
+
+
+def listing(cache: Path = CACHE) -> str:
+    """A line a model: its name, and where it is or how to get it."""
+    names = sorted({*KNOWN_MODELS, *(entry.name for entry in cache.glob("*") if is_complete(entry))})
+    here = {name: cache / name for name in names if is_complete(cache / name)}
+    return "\n".join(f"{name}  {here.get(name, f'(get it: baton model fetch {name})')}" for name in names)
