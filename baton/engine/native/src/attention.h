@@ -1,0 +1,203 @@
+// Causal attention over the paged KV cache.
+//
+// Positions are taken in tiles of 64 that begin at multiples of 64, whatever the chunk or the batch, and a row's
+// running maximum, sum and output are updated tile by tile. A tile that a row does not see changes nothing for it. So
+// a row's result depends on its own query and cache only.
+#pragma once
+
+#include <limits>
+
+#include "gemm.h"
+
+namespace baton {
+
+constexpr int kTilePositions = kPanelColumns;
+// Query rows (tokens times heads of a group) that share one pass over the cache.
+constexpr int kQueryRows = 96;
+
+// The keys and values of one layer and one KV head: row(position) is [head_dim].
+template <class E>
+struct CacheView {
+  using Store = typename E::Store;
+  Store* keys;             // block 0's first key
+  ptrdiff_t value_offset;  // from a key to the value of the same position
+  ptrdiff_t block_stride;
+  int block_size;
+  int head_dim;
+  const int32_t* table;
+
+  Store* key(int position) const {
+    const ptrdiff_t block = table[position / block_size];
+    return keys + block * block_stride + static_cast<ptrdiff_t>(position % block_size) * head_dim;
+  }
+};
+
+// Query rows of one sequence and one KV head. Row m is token m / group; queries and outputs are as the members say.
+template <class E>
+struct Queries {
+  using Store = typename E::Store;
+  const Store* values;  // [tokens * group, head_dim]
+  int tokens;
+  int group;
+  int first_position;  // of token 0
+  int window;          // positions a token sees, itself included
+  float scale;
+  Store* out;  // token t, head g of the group: out + t * out_stride + g * head_dim
+  ptrdiff_t out_stride;
+
+  int rows() const { return tokens * group; }
+  int position(int row) const { return first_position + row / group; }
+  int oldest() const { return std::max(0, first_position - window + 1); }
+};
+
+// One member's working memory.
+template <class E>
+struct AttentionScratch {
+  using Store = typename E::Store;
+  AttentionScratch() = default;
+  AttentionScratch(Arena& arena, int head_dim, int rows)
+      : keys(arena.take<uint32_t>(head_dim / E::kPerWord * kTilePositions)),
+        values(arena.take<uint32_t>(kTilePositions / E::kPerWord * padded_columns(head_dim))),
+        sums(arena.take<float>(static_cast<size_t>(rows) * padded_columns(head_dim))),
+        totals(arena.take<float>(static_cast<size_t>(rows) * kLanes)),
+        maxima(arena.take<float>(rows)),
+        zeros(arena.take<Store>(head_dim)) {}
+
+  static size_t bytes(int head_dim, int rows) {
+    return (2 * kTilePositions + rows) * padded_columns(head_dim) * sizeof(float) +
+           rows * (kLanes + 1) * sizeof(float) + head_dim * sizeof(float) + 6 * 64;
+  }
+
+  uint32_t* keys = nullptr;    // [head_dim words][64 positions]
+  uint32_t* values = nullptr;  // panels of [64 positions in words][64 columns]
+  float* sums = nullptr;       // panels of [rows][64 columns]
+  float* totals = nullptr;     // [rows][16 partial sums]
+  float* maxima = nullptr;     // [rows]
+  Store* zeros = nullptr;      // [head_dim], stands for positions outside
+};
+
+inline int vectors_of_panel(int head_dim, int panel) {
+  return std::min(kPanelVectors, head_dim / kLanes - panel * kPanelVectors);
+}
+
+// Brings positions [tile, tile + 64) into kernel layout; those outside [begin, end) become zero.
+template <class E>
+void load_tile(const CacheView<E>& cache, int tile, int begin, int end, const AttentionScratch<E>& scratch) {
+  using Store = typename E::Store;
+  const Store* keys[kTilePositions];
+  const Store* values[kTilePositions];
+  for (int j = 0; j < kTilePositions; ++j) {
+    const bool inside = tile + j >= begin && tile + j < end;
+    keys[j] = inside ? cache.key(tile + j) : scratch.zeros;
+    values[j] = inside ? keys[j] + cache.value_offset : scratch.zeros;
+  }
+  const int depth = cache.head_dim / E::kPerWord;
+  for (int j = 0; j < kTilePositions; j += kLanes) {
+    for (int s = 0; s < depth; s += kLanes) {
+      const uint32_t* rows[kLanes];
+      for (int i = 0; i < kLanes; ++i) rows[i] = as_words(keys[j + i]) + s;
+      transpose_words(rows, scratch.keys + s * kTilePositions + j, kTilePositions);
+    }
+  }
+  constexpr int steps = kTilePositions / E::kPerWord;
+  for (int p = 0; p < panel_count(cache.head_dim); ++p) {
+    uint32_t* to = scratch.values + p * steps * kPanelColumns;
+    const int vectors = vectors_of_panel(cache.head_dim, p);
+    for (int s = 0; s < steps; ++s) {
+      for (int v = 0; v < vectors; ++v) {
+        const int column = p * kPanelColumns + v * kLanes;
+        store_words(to + s * kPanelColumns + v * kLanes, E::join_rows(values + s * E::kPerWord, column));
+      }
+    }
+  }
+}
+
+// Turns one row's scores of a tile into weights, and rescales what the row has gathered so far. Lanes outside
+// [begin, end) are invisible.
+template <class E>
+void weigh(const Queries<E>& queries, const AttentionScratch<E>& scratch, int row, int begin, int end, int panels,
+           const float* scores, typename E::Store* weights) {
+  if (end <= begin) {
+    for (int v = 0; v < kPanelVectors; ++v) E::store(weights + v * kLanes, zero());
+    return;
+  }
+  const F16 scale = splat(queries.scale);
+  const F16 hidden = splat(-std::numeric_limits<float>::infinity());
+  F16 score[kPanelVectors];
+  for (int v = 0; v < kPanelVectors; ++v) {
+    score[v] = multiply(load(scores + v * kLanes), scale);
+    if (begin > 0 || end < kTilePositions) score[v] = keep_lanes(score[v], begin - v * kLanes, end - v * kLanes, hidden);
+  }
+  const float before = scratch.maxima[row];
+  const float here = lane_maximum(maximum(maximum(score[0], score[1]), maximum(score[2], score[3])));
+  const float now = std::max(before, here);
+  for (F16& part : score) part = exponential(subtract(part, splat(now)));
+  for (int v = 0; v < kPanelVectors; ++v) E::store(weights + v * kLanes, score[v]);
+  float* total = scratch.totals + row * kLanes;
+  const F16 sum = add(add(score[0], score[1]), add(score[2], score[3]));
+  if (now == before) {
+    store(total, add(load(total), sum));
+    return;
+  }
+  const F16 shrink = exponential(splat(before - now));
+  scratch.maxima[row] = now;
+  store(total, add(multiply(load(total), shrink), sum));
+  for (int p = 0; p < panels; ++p) {
+    float* sums = scratch.sums + (static_cast<size_t>(p) * queries.rows() + row) * kPanelColumns;
+    for (int c = 0; c < kPanelColumns; c += kLanes) store(sums + c, multiply(load(sums + c), shrink));
+  }
+}
+
+// One tile of positions for `count` query rows from `first` on.
+template <class E>
+void attend_tile(const Queries<E>& queries, const AttentionScratch<E>& scratch, int head_dim, int tile, int first,
+                 int count) {
+  if (queries.position(first + count - 1) < tile) return;
+  if (queries.position(first) - queries.window >= tile + kTilePositions - 1) return;
+  const int depth = head_dim / E::kPerWord;
+  const int panels = panel_count(head_dim);
+  alignas(64) float scores[kTileRows * kPanelColumns];
+  alignas(64) typename E::Store weights[kTileRows * kTilePositions];
+  std::memset(scores, 0, count * kPanelColumns * sizeof(float));
+  const uint32_t* words = as_words(queries.values) + static_cast<ptrdiff_t>(first) * depth;
+  tile_function<E>(count, kPanelVectors)(words, depth, scratch.keys, depth, scores);
+  for (int i = 0; i < count; ++i) {
+    const int end = queries.position(first + i) + 1 - tile;
+    const int begin = end - queries.window;
+    weigh<E>(queries, scratch, first + i, std::max(begin, 0), std::min(end, kTilePositions), panels,
+             scores + i * kPanelColumns, weights + i * kTilePositions);
+  }
+  constexpr int steps = kTilePositions / E::kPerWord;
+  for (int p = 0; p < panels; ++p) {
+    float* sums = scratch.sums + (static_cast<size_t>(p) * queries.rows() + first) * kPanelColumns;
+    tile_function<E>(count, vectors_of_panel(head_dim, p))(as_words(weights), steps,
+                                                           scratch.values + p * steps * kPanelColumns, steps, sums);
+  }
+}
+
+// Attention of all query rows over the cache; the keys and values of their own positions must be there already.
+template <class E>
+void attend(const Queries<E>& queries, const CacheView<E>& cache, const AttentionScratch<E>& scratch) {
+  const int rows = queries.rows();
+  const int head_dim = cache.head_dim;
+  const int panels = panel_count(head_dim);
+  const int begin = queries.oldest();
+  const int end = queries.first_position + queries.tokens;
+  std::memset(scratch.sums, 0, static_cast<size_t>(rows) * panels * kPanelColumns * sizeof(float));
+  std::memset(scratch.totals, 0, static_cast<size_t>(rows) * kLanes * sizeof(float));
+  std::fill(scratch.maxima, scratch.maxima + rows, -std::numeric_limits<float>::infinity());
+  for (int tile = begin / kTilePositions * kTilePositions; tile < end; tile += kTilePositions) {
+    load_tile<E>(cache, tile, begin, end, scratch);
+    each_tile({0, rows}, [&](int first, int count) { attend_tile<E>(queries, scratch, head_dim, tile, first, count); });
+  }
+  for (int row = 0; row < rows; ++row) {
+    const F16 share = splat(1.0f / lane_sum(load(scratch.totals + row * kLanes)));
+    typename E::Store* out = queries.out + row / queries.group * queries.out_stride + row % queries.group * head_dim;
+    for (int c = 0; c < head_dim; c += kLanes) {
+      const float* sums = scratch.sums + (static_cast<size_t>(c / kPanelColumns) * rows + row) * kPanelColumns;
+      E::store(out + c, multiply(load(sums + c % kPanelColumns), share));
+    }
+  }
+}
+
+}  // namespace baton

@@ -1,0 +1,190 @@
+// Matrix products over packed panels.
+//
+// Each output element has one accumulator that takes the words of the reduced dimension in ascending order with one
+// operation per word, whatever the number of rows, the tile they fall in or the thread that runs them. So a row's
+// result has the same bits alone and in any batch.
+#pragma once
+
+#include <utility>
+
+#include "panel.h"
+
+namespace baton {
+
+constexpr int kTileRows = 6;
+// Up to this many rows, members split the columns among themselves and each streams its weights once.
+constexpr int kStreamRows = 32;
+// Above it, tasks are blocks of this many rows by one panel.
+constexpr int kBlockRows = 96;
+
+// out[i][0 .. 16 * Vectors) += sum over s of words(row i, s) * b(s, column); out has a row stride of 64.
+template <class E, int Rows, int Vectors>
+void tile_part(const uint32_t* a, ptrdiff_t a_stride, const uint32_t* b, int steps, float* out) {
+  F16 sum[Rows][Vectors];
+#pragma GCC unroll 8
+  for (int i = 0; i < Rows; ++i) {
+#pragma GCC unroll 4
+    for (int v = 0; v < Vectors; ++v) sum[i][v] = load(out + i * kPanelColumns + v * kLanes);
+  }
+  for (int s = 0; s < steps; ++s) {
+    W16 weights[Vectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < Vectors; ++v) weights[v] = load_words(b + v * kLanes);
+#pragma GCC unroll 8
+    for (int i = 0; i < Rows; ++i) {
+      const W16 value = splat_word(a[i * a_stride + s]);
+#pragma GCC unroll 4
+      for (int v = 0; v < Vectors; ++v) sum[i][v] = E::dot(sum[i][v], weights[v], value);
+    }
+    b += kPanelColumns;
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < Rows; ++i) {
+#pragma GCC unroll 4
+    for (int v = 0; v < Vectors; ++v) store(out + i * kPanelColumns + v * kLanes, sum[i][v]);
+  }
+}
+
+// Splits a tile so that its accumulators fit the registers.
+template <class E, int Rows, int Vectors>
+void tile(const uint32_t* a, ptrdiff_t a_stride, const uint32_t* b, int steps, float* out) {
+  constexpr int fitting = std::max(1, (kRegisters - 2) / (Rows + 1));
+  constexpr int width = std::min(Vectors, fitting);
+  tile_part<E, Rows, width>(a, a_stride, b, steps, out);
+  if constexpr (width < Vectors) {
+    tile<E, Rows, Vectors - width>(a, a_stride, b + width * kLanes, steps, out + width * kLanes);
+  }
+}
+
+using TileFunction = void (*)(const uint32_t* a, ptrdiff_t a_stride, const uint32_t* b, int steps, float* out);
+
+template <class E, int... Index>
+constexpr TileFunction pick_tile(int index, std::integer_sequence<int, Index...>) {
+  constexpr TileFunction all[] = {tile<E, Index / kPanelVectors + 1, Index % kPanelVectors + 1>...};
+  return all[index];
+}
+
+// The kernel for `rows` in 1..6 and `vectors` in 1..4.
+template <class E>
+TileFunction tile_function(int rows, int vectors) {
+  return pick_tile<E>((rows - 1) * kPanelVectors + vectors - 1,
+                      std::make_integer_sequence<int, kTileRows * kPanelVectors>());
+}
+
+// Calls work(first row, rows) for [begin, end) cut into tiles of nearly equal height.
+template <class Work>
+void each_tile(Range rows, Work&& work) {
+  const int count = rows.end - rows.begin;
+  const int tiles = (count + kTileRows - 1) / kTileRows;
+  for (int t = 0; t < tiles; ++t) {
+    const int begin = rows.begin + count * t / tiles;
+    work(begin, rows.begin + count * (t + 1) / tiles - begin);
+  }
+}
+
+// GEMM input: row r begins at values + r * stride.
+template <class E>
+struct Rows {
+  const typename E::Store* values;
+  ptrdiff_t stride;
+
+  const uint32_t* words(int row) const { return as_words(values + row * stride); }
+  ptrdiff_t word_stride() const { return stride / E::kPerWord; }
+};
+
+// The product of a block of rows with the column vectors [vectors.begin, vectors.end). finish(row, column, vectors,
+// sums) takes each finished piece of a row.
+template <class E, class Finish>
+void multiply_block(const Rows<E>& a, Range rows, const Panels& b, Range vectors, const Finish& finish) {
+  alignas(64) float sums[kTileRows * kPanelColumns];
+  for (int first = vectors.begin; first < vectors.end;) {
+    const int panel = first / kPanelVectors;
+    const int last = std::min(vectors.end, (panel + 1) * kPanelVectors);
+    const uint32_t* words = b.panel(panel) + first % kPanelVectors * kLanes;
+    each_tile(rows, [&](int row, int count) {
+      std::memset(sums, 0, count * kPanelColumns * sizeof(float));
+      tile_function<E>(count, last - first)(a.words(row), a.word_stride(), words, b.steps, sums);
+      for (int i = 0; i < count; ++i) finish(row + i, first * kLanes, last - first, sums + i * kPanelColumns);
+    });
+    first = last;
+  }
+}
+
+// The whole product, by all members; ends with a barrier. `grain` is the number of vectors that must stay together.
+template <class E, class Finish>
+void multiply(Member& me, const Rows<E>& a, int rows, const Panels& b, int grain, const Finish& finish) {
+  if (rows <= kStreamRows) {
+    multiply_block<E>(a, {0, rows}, b, me.share(b.vectors(), grain), finish);
+    me.barrier();
+    return;
+  }
+  const int blocks = (rows + kBlockRows - 1) / kBlockRows;
+  me.each(blocks * panel_count(b.columns), [&](int task) {
+    const int block = task % blocks;
+    const int panel = task / blocks;
+    const Range part = {rows * block / blocks, rows * (block + 1) / blocks};
+    const Range vectors = {panel * kPanelVectors, std::min(b.vectors(), (panel + 1) * kPanelVectors)};
+    multiply_block<E>(a, part, b, vectors, finish);
+  });
+}
+
+// Finishers: what happens to a finished sum. `bias` may be null and is padded to whole panels.
+
+inline F16 with_bias(const float* sums, const float* bias, int column) {
+  const F16 sum = load(sums);
+  return bias == nullptr ? sum : add(sum, load(bias + column));
+}
+
+// out[row][column] = sum + bias
+struct StoreSums {
+  float* out;
+  ptrdiff_t stride;
+  int columns;
+  const float* bias;
+
+  void operator()(int row, int column, int vectors, const float* sums) const {
+    for (int v = 0; v < vectors; ++v, column += kLanes, sums += kLanes) {
+      float* to = out + row * stride + column;
+      const F16 sum = with_bias(sums, bias, column);
+      if (column + kLanes <= columns) {
+        store(to, sum);
+        continue;
+      }
+      float whole[kLanes];
+      store(whole, sum);
+      std::memcpy(to, whole, (columns - column) * sizeof(float));
+    }
+  }
+};
+
+// out[row][column] += sum + bias; columns are whole vectors
+struct AddSums {
+  float* out;
+  ptrdiff_t stride;
+  const float* bias;
+
+  void operator()(int row, int column, int vectors, const float* sums) const {
+    for (int v = 0; v < vectors; ++v, column += kLanes, sums += kLanes) {
+      float* to = out + row * stride + column;
+      store(to, add(load(to), with_bias(sums, bias, column)));
+    }
+  }
+};
+
+// out[row][feature] = silu(gate) * up, for columns in GatedOrder
+template <class E>
+struct GateSums {
+  typename E::Store* out;
+  ptrdiff_t stride;
+  const float* bias;
+
+  void operator()(int row, int column, int vectors, const float* sums) const {
+    for (int v = 0; v < vectors; v += 2, column += 2 * kLanes, sums += 2 * kLanes) {
+      const F16 gate = with_bias(sums, bias, column);
+      const F16 up = with_bias(sums + kLanes, bias, column + kLanes);
+      E::store(out + row * stride + column / 2, baton::multiply(silu(gate), up));
+    }
+  }
+};
+
+}  // namespace baton
