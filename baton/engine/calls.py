@@ -1,0 +1,87 @@
+"""One request at the front of an engine: what its caller may do with the blocks, and what has come in for it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, aclosing
+from typing import Protocol
+
+from baton.core.errors import BatonError
+from baton.core.types import FilledBlocks, FirstToken, TokenChunk
+from baton.engine.mailbox import Mailbox
+from baton.engine.messages import Command, Decode, Read, Write
+
+
+class Link(Protocol):
+    """The way to the engine."""
+
+    def send(self, command: Command) -> None:
+        """Never waits; PeerUnavailable once the engine has ended."""
+        ...
+
+    async def drain(self) -> None:
+        """Wait until payloads are on their way."""
+        ...
+
+    def operation(self) -> AbstractContextManager[tuple[int, Mailbox[bytes]]]:
+        """A number for one read or write, and where its answer (for a write: nothing) will be."""
+        ...
+
+
+class Call:
+    """What has come in for one request."""
+
+    def __init__(self, key: int) -> None:
+        self.key = key
+        self.admitted: Mailbox[int] = Mailbox()
+        self.filled: Mailbox[FilledBlocks] = Mailbox()
+        self.first: Mailbox[FirstToken] = Mailbox()
+        self.chunks: Mailbox[TokenChunk] = Mailbox()
+
+    def fail(self, error: BatonError) -> None:
+        for mailbox in (self.admitted, self.filled, self.first, self.chunks):
+            mailbox.fail(error)
+
+
+class _BlockAccess:
+    def __init__(self, link: Link, call: Call, cached_tokens: int) -> None:
+        self._link = link
+        self._call = call
+        self._cached_tokens = cached_tokens
+
+    @property
+    def cached_tokens(self) -> int:
+        return self._cached_tokens
+
+    async def read_blocks(self, first_block: int, block_count: int) -> bytes:
+        """TransferRejected when the request does not hold these blocks."""
+        with self._link.operation() as (op, reply):
+            self._link.send(Read(self._call.key, op, first_block, block_count))
+            return await reply.get()
+
+
+class EngineReservation(_BlockAccess):
+    """Satisfies ``baton.core.api.Reservation``."""
+
+    async def write_blocks(self, first_block: int, payload: bytes) -> None:
+        """TransferRejected for blocks that are not the reservation's own, for parts of blocks, or once it decodes."""
+        with self._link.operation() as (op, reply):
+            self._link.send(Write(self._call.key, op, first_block, payload))
+            await self._link.drain()
+            await reply.get()
+
+    async def decode(self, first: FirstToken | None) -> AsyncIterator[TokenChunk]:
+        self._link.send(Decode(self._call.key, first))
+        async with aclosing(self._call.chunks.stream()) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+
+class EnginePrefill(_BlockAccess):
+    """Satisfies ``baton.core.api.PrefillRun``."""
+
+    def filled(self) -> AsyncIterator[FilledBlocks]:
+        return self._call.filled.stream()
+
+    async def first_token(self) -> FirstToken:
+        return await self._call.first.get()

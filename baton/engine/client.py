@@ -1,0 +1,305 @@
+"""The engine as its front sees it: ``EngineApi`` over a channel to an engine process (or thread).
+
+``async with spawn_engine(config) as engine`` is the whole of it. Leaving a reservation or a prefill, by whatever way,
+sends one Release: the engine then holds nothing for it after the step in flight. When the engine ends, every waiter
+gets PeerUnavailable and ``closed()`` returns, so that the front can go too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from itertools import count
+
+from baton.core.clock import SystemClock
+from baton.core.errors import PeerUnavailable
+from baton.core.types import EngineStats, ModelCard, TokenChunk, TokenRequest
+from baton.engine.blocks import BlockChange
+from baton.engine.calls import Call, EnginePrefill, EngineReservation
+from baton.engine.channel import AsyncChannel, ChannelClosed, SyncChannel
+from baton.engine.config import EngineConfig
+from baton.engine.mailbox import Mailbox
+from baton.engine.messages import (
+    Admitted,
+    BlocksRead,
+    Command,
+    Event,
+    Failed,
+    Filled,
+    First,
+    Load,
+    LoadFailed,
+    Loading,
+    Prefill,
+    Ready,
+    Refused,
+    Release,
+    Reserve,
+    StepReport,
+    Streamed,
+    Written,
+)
+from baton.engine.process import serve
+from baton.engine.runner import Runner
+
+STOP_SECONDS = 5.0  # an engine process that does not end by itself after its channel has closed is killed
+CHANGES_KEPT = 1024  # block changes that a slow subscriber may lag behind before it sees a gap
+
+
+class EngineClient:
+    """Satisfies ``EngineApi``. Made by ``spawn_engine`` and ``threaded_engine``."""
+
+    def __init__(self, channel: AsyncChannel, ready: Ready) -> None:
+        self._channel = channel
+        self._card = ready.card
+        self._stats = ready.stats
+        self._calls: dict[int, Call] = {}
+        self._replies: dict[int, Mailbox[bytes]] = {}
+        self._subscribers: set[Mailbox[BlockChange]] = set()
+        self._names: set[bytes] = set()
+        self._change_sequence = 0
+        self._numbers = count(1)
+        self._end = ""  # why the engine has ended
+        self._ended = asyncio.Event()
+
+    @property
+    def card(self) -> ModelCard:
+        return self._card
+
+    @property
+    def stats(self) -> EngineStats:
+        return self._stats
+
+    @asynccontextmanager
+    async def reserve(self, request: TokenRequest) -> AsyncIterator[EngineReservation]:
+        with self._opened() as call:
+            self.send(Reserve(call.key, request))
+            yield EngineReservation(self, call, await call.admitted.get())
+
+    @asynccontextmanager
+    async def prefill(self, request: TokenRequest) -> AsyncIterator[EnginePrefill]:
+        with self._opened() as call:
+            self.send(Prefill(call.key, request))
+            yield EnginePrefill(self, call, await call.admitted.get())
+
+    def cached_blocks(self) -> tuple[int, frozenset[bytes]]:
+        """The hashes in the prefix cache, and the sequence number of the last change they include."""
+        return self._change_sequence, frozenset(self._names)
+
+    async def block_changes(self) -> AsyncIterator[BlockChange]:
+        """Changes of the prefix cache from now on. A consumer that sees a gap starts over from ``cached_blocks``."""
+        changes: Mailbox[BlockChange] = Mailbox(CHANGES_KEPT)
+        if self._end:
+            changes.fail(PeerUnavailable(self._end))
+        self._subscribers.add(changes)
+        try:
+            async for change in changes.stream():
+                yield change
+        finally:
+            self._subscribers.discard(changes)
+
+    async def closed(self) -> str:
+        """Returns when the engine has ended, with why."""
+        await self._ended.wait()
+        return self._end
+
+    # --- the link of reservations and prefills ------------------------------------------------------------------------
+
+    def send(self, command: Command) -> None:
+        if self._end:
+            raise PeerUnavailable(self._end)
+        self._channel.send(command)
+
+    async def drain(self) -> None:
+        with suppress(ChannelClosed):  # whoever waits for the answer is told by the reader
+            await self._channel.drain()
+
+    @contextmanager
+    def operation(self) -> Iterator[tuple[int, Mailbox[bytes]]]:
+        op = next(self._numbers)
+        reply: Mailbox[bytes] = Mailbox()
+        self._replies[op] = reply
+        try:
+            yield op, reply
+        finally:
+            del self._replies[op]
+
+    @contextmanager
+    def _opened(self) -> Iterator[Call]:
+        call = Call(next(self._numbers))
+        self._calls[call.key] = call
+        try:
+            yield call
+        finally:
+            del self._calls[call.key]
+            if not self._end:
+                self._channel.send(Release(call.key))
+
+    # --- what comes in ------------------------------------------------------------------------------------------------
+
+    async def read_reports(self) -> None:
+        """Deliver reports until the engine hangs up. Run by whoever made the client, in a task beside its users."""
+        reason = "the engine was closed"
+        try:
+            while True:
+                self._on_report(await self._channel.receive())
+        except ChannelClosed:
+            reason = "the engine process has ended"
+        finally:
+            self._on_end(reason)
+
+    def _on_report(self, report: StepReport) -> None:
+        self._stats = report.stats
+        if report.change is not None:
+            self._on_change(report.change)
+        for key, token_id in report.drawn:
+            call = self._calls.get(key)
+            if call is not None:
+                call.chunks.put(TokenChunk((token_id,)))
+        for event in report.events:
+            self._on_event(event)
+
+    def _on_event(self, event: Event) -> None:
+        """Hand an event to whom it concerns; those of callers who have left in the meantime concern nobody."""
+        if isinstance(event, Written | BlocksRead | Refused):
+            if event.op in self._replies:
+                self._on_reply(self._replies[event.op], event)
+        elif event.key in self._calls:
+            self._on_call(self._calls[event.key], event)
+
+    def _on_reply(self, reply: Mailbox[bytes], event: Written | BlocksRead | Refused) -> None:
+        match event:
+            case Written():
+                reply.put(b"")
+            case BlocksRead(_, payload):
+                reply.put(payload)
+            case Refused(_, error):
+                reply.fail(error)
+
+    def _on_call(self, call: Call, event: Admitted | Filled | First | Streamed | Failed) -> None:
+        match event:
+            case Admitted(_, cached_tokens):
+                call.admitted.put(cached_tokens)
+            case Filled(_, blocks):
+                call.filled.put(blocks)
+            case First(_, first):
+                call.filled.close()
+                call.first.put(first)
+            case Streamed(_, chunk):
+                call.chunks.put(chunk)
+                if chunk.finish is not None:
+                    call.chunks.close()
+            case Failed(_, error):
+                call.fail(error)
+
+    def _on_change(self, change: BlockChange) -> None:
+        self._names.difference_update(change.removed)
+        self._names.update(change.added)
+        self._change_sequence = change.sequence
+        for subscriber in self._subscribers:
+            subscriber.put(change)
+
+    def _on_end(self, reason: str) -> None:
+        self._end = reason
+        for waiting in (*self._calls.values(), *self._replies.values(), *self._subscribers):
+            waiting.fail(PeerUnavailable(reason))
+        self._ended.set()
+
+
+@asynccontextmanager
+async def _client(channel: AsyncChannel, ready: Ready) -> AsyncIterator[EngineClient]:
+    """A client with its reader running; nothing of it is left afterwards."""
+    client = EngineClient(channel, ready)
+    reader = asyncio.create_task(client.read_reports(), name="engine-reports")
+    try:
+        yield client
+    finally:
+        reader.cancel()
+        await asyncio.wait({reader})
+        if not reader.cancelled():
+            reader.result()  # a bug in the reader must not pass for the engine's end
+
+
+async def _until_ready(channel: AsyncChannel, on_progress: Callable[[str], None]) -> Ready:
+    while True:
+        message = await channel.receive()
+        if isinstance(message, Ready):
+            return message
+        if isinstance(message, LoadFailed):
+            raise message.error
+        assert isinstance(message, Loading)
+        on_progress(message.message)
+
+
+def _ignore(message: str) -> None:
+    """For callers who do not show progress."""
+
+
+@asynccontextmanager
+async def spawn_engine(
+    config: EngineConfig, *, on_progress: Callable[[str], None] = _ignore
+) -> AsyncIterator[EngineClient]:
+    """An engine in a process of its own, loaded and ready; it ends with the ``async with``, or with this process.
+
+    Raises what loading raised (ModelError, ConfigError, ...), PeerUnavailable when the process died while loading.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        channel = await AsyncChannel.open(ours)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "baton.engine.process", "--fd", str(theirs.fileno()), "--parent", str(os.getpid()),
+            pass_fds=[theirs.fileno()],
+        )  # fmt: skip
+    try:
+        channel.send(Load(config))
+        try:
+            ready = await _until_ready(channel, on_progress)
+        except ChannelClosed as error:
+            code = await process.wait()
+            raise PeerUnavailable(f"the engine process ended while loading (exit code {code})") from error
+        async with _client(channel, ready) as client:
+            yield client
+    finally:
+        await channel.close()
+        await _stop(process)
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    try:
+        async with asyncio.timeout(STOP_SECONDS):
+            await process.wait()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+@asynccontextmanager
+async def threaded_engine(runner: Runner, config: EngineConfig) -> AsyncIterator[EngineClient]:
+    """The same engine in a thread of this process, over the same messages: for tests and ``tests/stack.py``."""
+    ours, theirs = socket.socketpair()
+    channel = await AsyncChannel.open(ours)
+    thread = threading.Thread(target=_serve_thread, args=(runner, config, theirs), name="engine", daemon=True)
+    thread.start()
+    try:
+        async with _client(channel, await _until_ready(channel, _ignore)) as client:
+            yield client
+    finally:
+        await channel.close()
+        await asyncio.to_thread(thread.join)
+
+
+def _serve_thread(runner: Runner, config: EngineConfig, sock: socket.socket) -> None:
+    channel = SyncChannel(sock)
+    try:
+        serve(runner, config, channel, SystemClock())
+    except ChannelClosed:
+        return
+    finally:
+        channel.close()
+        runner.close()

@@ -1,0 +1,279 @@
+"""The engine without its process: commands in, steps of the runner, reports out. Synchronous and deterministic.
+
+One request's failure is its own (``PartResult.error``). An exception out of the runner is a bug: it passes through, the
+process ends, and the front answers every request with PeerUnavailable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Blocks
+
+from baton.core.clock import Clock
+from baton.core.errors import BatonError, Expired, InvalidRequest, TransferRejected
+from baton.core.types import EngineStats, FilledBlocks, FinishReason, FirstToken, TokenChunk, TokenLogprob, TokenRequest
+from baton.engine.blocks import BlockPool
+from baton.engine.config import EngineConfig
+from baton.engine.limits import EngineLimits
+from baton.engine.messages import (
+    Admitted,
+    BlocksRead,
+    Command,
+    Decode,
+    Event,
+    Failed,
+    Filled,
+    First,
+    Prefill,
+    Read,
+    Refused,
+    Release,
+    Reserve,
+    StepReport,
+    Streamed,
+    Write,
+    Written,
+)
+from baton.engine.runner import PartResult, Runner
+from baton.engine.scheduler import Row, Scheduler
+from baton.engine.sequence import Sequence, Stage, Work
+
+
+class EngineCore:
+    """Both kinds of work in one batch: answers (Reserve, then Decode) and prefills."""
+
+    def __init__(self, runner: Runner, config: EngineConfig, clock: Clock) -> None:
+        self._runner = runner
+        self._card = runner.card
+        self._clock = clock
+        self._limits = EngineLimits(runner.card, runner.total_blocks)
+        self._pool = BlockPool(runner.total_blocks)
+        self._scheduler = Scheduler(self._pool, config, clock)
+        self._live: dict[int, Sequence] = {}
+        self._drawn: list[tuple[int, int]] = []
+        self._events: list[Event] = []
+        self._steps = 0
+        self._prompt_computed = 0
+        self._prompt_cached = 0
+        self._generated = 0
+
+    @property
+    def has_work(self) -> bool:
+        """A step would compute or admit something; without it only a command or a deadline can."""
+        return self._scheduler.has_work
+
+    @property
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            total_blocks=self._pool.total,
+            free_blocks=self._pool.free,
+            held_blocks=self._pool.held,
+            cached_blocks=self._pool.cached,
+            waiting=self._scheduler.waiting,
+            running=self._scheduler.running,
+            steps=self._steps,
+            prompt_tokens_computed=self._prompt_computed,
+            prompt_tokens_cached=self._prompt_cached,
+            tokens_generated=self._generated,
+            preemptions=self._scheduler.preemptions,
+        )
+
+    def idle_seconds(self) -> float | None:
+        """How long the engine may sleep without a command: until a waiting request expires; None: for ever."""
+        deadline = self._scheduler.next_deadline()
+        return None if deadline is None else max(0.0, deadline - self._clock.now())
+
+    def step(self) -> StepReport:
+        """Admit, run one step if there is anything to run, and report it with all that commands brought about."""
+        for sequence in self._scheduler.expired():
+            self._fail(sequence, Expired("the request's deadline passed in the engine"))
+        for sequence in self._scheduler.admit():
+            self._on_admitted(sequence)
+        rows = self._scheduler.plan()
+        if rows:
+            self._execute(rows)
+        report = StepReport(tuple(self._drawn), tuple(self._events), self.stats, self._pool.take_change())
+        self._drawn.clear()
+        self._events.clear()
+        return report
+
+    # --- commands -----------------------------------------------------------------------------------------------------
+
+    def handle(self, command: Command) -> None:
+        """Take one command in; its consequences are in the next report. Never raises for a request's sake."""
+        match command:
+            case Reserve(key, request):
+                self._submit(key, Work.DECODE, request)
+            case Prefill(key, request):
+                self._submit(key, Work.PREFILL, request)
+            case Decode(key, first):
+                self._start(key, first)
+            case Write():
+                self._write(command)
+            case Read():
+                self._read(command)
+            case Release(key):
+                sequence = self._live.pop(key, None)
+                if sequence is not None:
+                    self._scheduler.drop(sequence)
+
+    def _submit(self, key: int, work: Work, request: TokenRequest) -> None:
+        try:
+            self._limits.check(request)
+            deadline = None if request.timeout is None else self._clock.now() + request.timeout
+            sequence = Sequence(key, work, request, self._card, deadline=deadline)
+            self._scheduler.submit(sequence)
+        except BatonError as error:
+            self._events.append(Failed(key, error))
+        else:
+            self._live[key] = sequence
+
+    def _start(self, key: int, first: FirstToken | None) -> None:
+        sequence = self._live.get(key)
+        if sequence is None:
+            return  # it has failed already, and said so
+        if sequence.stage is not Stage.HELD:
+            self._fail(sequence, InvalidRequest(f"decode: the request is {sequence.stage}, not held", field="decode"))
+            return
+        if first is None:
+            self._scheduler.start(sequence)
+            return
+        if not 0 <= first.token_id < self._card.vocab_size:
+            self._fail(sequence, TransferRejected(f"first token {first.token_id} is not in the vocabulary"))
+            return
+        finish = sequence.import_context(first)
+        if finish is None:
+            self._scheduler.start(sequence)
+        else:
+            self._finish(sequence, TokenChunk(finish=finish, usage=sequence.usage()))
+
+    def _write(self, command: Write) -> None:
+        try:
+            blocks = self._writable(command)
+        except BatonError as error:
+            self._events.append(Refused(command.op, error))
+            return
+        self._runner.write_blocks(blocks, command.payload)
+        self._events.append(Written(command.op))
+
+    def _writable(self, command: Write) -> Blocks[int]:
+        """The blocks a write goes to: only the reservation's own, only before it decodes, only whole ones."""
+        sequence = self._live.get(command.key)
+        if sequence is None or sequence.stage is not Stage.HELD:
+            raise TransferRejected("the request holds no blocks that wait to be written")
+        size = self._card.format.block_bytes
+        count, rest = divmod(len(command.payload), size)
+        if rest or not count:
+            raise TransferRejected(f"payload: {len(command.payload)} bytes are not whole blocks of {size}")
+        first, last = command.first_block, command.first_block + count
+        if first < sequence.hits or last > sequence.context_blocks():
+            raise TransferRejected(
+                f"blocks {first}..{last - 1}: only {sequence.hits}..{sequence.context_blocks() - 1} may be written"
+            )
+        return sequence.blocks[first:last]
+
+    def _read(self, command: Read) -> None:
+        sequence = self._live.get(command.key)
+        held = len(sequence.blocks) if sequence is not None else 0
+        first, last = command.first_block, command.first_block + command.block_count
+        if sequence is None or not 0 <= first < last <= held:
+            error = TransferRejected(f"blocks {first}..{last - 1} cannot be read: the request holds {held}")
+            self._events.append(Refused(command.op, error))
+            return
+        self._events.append(BlocksRead(command.op, self._runner.read_blocks(sequence.blocks[first:last])))
+
+    # --- a step -------------------------------------------------------------------------------------------------------
+
+    def _on_admitted(self, sequence: Sequence) -> None:
+        if sequence.preemptions:
+            return  # its front knows nothing of the interruption
+        self._prompt_cached += sequence.usage().cached_tokens
+        self._events.append(Admitted(sequence.key, sequence.computed))
+        if sequence.work is Work.PREFILL:
+            self._announce(sequence)
+
+    def _execute(self, rows: list[Row]) -> None:
+        self._steps += 1
+        self._pool.launch(self._steps)
+        parts = [sequence.part(end) for sequence, end in rows]
+        results = self._runner.execute(parts)
+        self._pool.finish(self._steps)
+        for row, result in zip(rows, results, strict=True):
+            self._apply(row.sequence, row.end, result)
+
+    def _apply(self, sequence: Sequence, end: int, result: PartResult) -> None:
+        if result.error is not None:
+            self._pool.withdraw(sequence.blocks)  # what stands in them is in doubt
+            self._fail(sequence, result.error)
+            return
+        prompt_length = len(sequence.request.prompt)
+        if sequence.computed < prompt_length:
+            self._prompt_computed += min(end, prompt_length) - sequence.computed
+        sequence.computed = end
+        sequence.prompt_logprobs += result.prompt_logprobs
+        for block, name in sequence.unpublished():
+            self._pool.publish(block, name)
+        if sequence.work is Work.PREFILL:
+            self._announce(sequence)
+        if result.token_id is not None:
+            self._on_drawn(sequence, result.token_id, result.logprob)
+
+    def _announce(self, sequence: Sequence) -> None:
+        """Report the blocks of a prefill that have become final; the last one may be partly filled."""
+        whole = sequence.computed == len(sequence.context)
+        filled = sequence.context_blocks() if whole else sequence.computed // sequence.block_size
+        first = sequence.announced_blocks
+        if filled > first:
+            sequence.announced_blocks = filled
+            tokens = sequence.computed if whole else filled * sequence.block_size
+            self._events.append(Filled(sequence.key, FilledBlocks(first, filled - first, tokens)))
+
+    def _on_drawn(self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> None:
+        self._generated += 1
+        is_first = not sequence.delivered
+        finish = sequence.accept(token_id)
+        prompt_logprobs = ()
+        if is_first and sequence.request.prompt_logprobs is not None:
+            prompt_logprobs = tuple(sequence.prompt_logprobs)
+        if sequence.work is Work.PREFILL:
+            first = FirstToken(token_id, sequence.usage(), logprob, prompt_logprobs, finish)
+            self._events.append(First(sequence.key, first))
+            self._scheduler.pin(sequence)
+        elif logprob is None and finish is None and not is_first:
+            self._drawn.append((sequence.key, token_id))
+        else:
+            self._stream(sequence, token_id, logprob, prompt_logprobs, finish, is_first=is_first)
+
+    def _stream(
+        self,
+        sequence: Sequence,
+        token_id: int,
+        logprob: TokenLogprob | None,
+        prompt_logprobs: tuple[TokenLogprob | None, ...],
+        finish: FinishReason | None,
+        *,
+        is_first: bool,
+    ) -> None:
+        """A chunk with more than a bare token. Usage is in the first one computed here, and in the last."""
+        chunk = TokenChunk(
+            token_ids=(token_id,),
+            logprobs=() if logprob is None else (logprob,),
+            prompt_logprobs=prompt_logprobs,
+            finish=finish,
+            usage=sequence.usage() if is_first or finish is not None else None,
+        )
+        if finish is None:
+            self._events.append(Streamed(sequence.key, chunk))
+        else:
+            self._finish(sequence, chunk)
+
+    def _finish(self, sequence: Sequence, chunk: TokenChunk) -> None:
+        self._events.append(Streamed(sequence.key, chunk))
+        self._end(sequence)
+
+    def _fail(self, sequence: Sequence, error: BatonError) -> None:
+        self._events.append(Failed(sequence.key, error))
+        self._end(sequence)
+
+    def _end(self, sequence: Sequence) -> None:
+        del self._live[sequence.key]
+        self._scheduler.drop(sequence)

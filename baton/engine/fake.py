@@ -1,0 +1,161 @@
+"""An engine's runner without a model or torch: deterministic, quick, and unable to decode from wrong KV.
+
+The "KV" of a position is a 16-byte digest chained over all tokens up to it, so it is a function of exactly the tokens
+that real KV depends on. Before a part is computed, every position before it is checked against the tokens: bytes that
+went to a wrong block, came from another prompt, or were overwritten too early fail the request with CorruptTransfer.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from hashlib import blake2b
+
+from baton.core.errors import CorruptTransfer
+from baton.core.types import KvFormat, ModelCard, Sampling, TokenLogprob
+from baton.engine.runner import Draw, Part, PartResult
+
+DIGEST_BYTES = 16
+EOS = 2
+CANDIDATES = 32  # likeliest tokens that a context leads to
+
+_HALF = math.log(0.5)
+
+
+def fake_card(
+    *, model: str = "fake", block_size: int = 16, context_length: int = 8192, vocab_size: int = 512
+) -> ModelCard:
+    """A card for ``FakeRunner``: 16 bytes of "KV" a token, EOS is id 2."""
+    return ModelCard(
+        model=model,
+        architecture="fake",
+        context_length=context_length,
+        vocab_size=vocab_size,
+        weights_hash="fake",
+        format=KvFormat(dtype="fake", block_size=block_size, layers=1, kv_heads=1, head_dim=DIGEST_BYTES // 2),
+        eos_token_ids=(EOS,),
+    )
+
+
+class FakeRunner:
+    """Satisfies ``Runner``. What it draws depends on the context, the seed (if temperature > 0), the forbidden ids and,
+    with penalties, on where the prompt ends.
+
+    ``on_step`` is called in the engine's thread before a step is computed: a test may wait there. ``step_seconds`` is
+    the time a step takes, for demos.
+    """
+
+    def __init__(
+        self,
+        card: ModelCard,
+        total_blocks: int,
+        *,
+        step_seconds: float = 0.0,
+        on_step: Callable[[Sequence[Part]], None] | None = None,
+    ) -> None:
+        self.card = card
+        self.total_blocks = total_blocks
+        self._step_seconds = step_seconds
+        self._on_step = on_step
+        self._block_size = card.format.block_size
+        self._block_bytes = card.format.block_bytes
+        self._pool = bytearray(total_blocks * self._block_bytes)
+
+    def execute(self, parts: Sequence[Part]) -> list[PartResult]:
+        if self._on_step is not None:
+            self._on_step(parts)
+        if self._step_seconds:
+            time.sleep(self._step_seconds)
+        return [self._compute(part) for part in parts]
+
+    def read_blocks(self, blocks: Sequence[int]) -> bytes:
+        return b"".join(self._pool[b * self._block_bytes : (b + 1) * self._block_bytes] for b in blocks)
+
+    def write_blocks(self, blocks: Sequence[int], payload: bytes) -> None:
+        size = self._block_bytes
+        for i, block in enumerate(blocks):
+            self._pool[block * size : (block + 1) * size] = payload[i * size : (i + 1) * size]
+
+    def close(self) -> None:
+        self._pool.clear()
+
+    def _compute(self, part: Part) -> PartResult:
+        digest = b"\0" * DIGEST_BYTES
+        rows: list[bytes] = []
+        for block, start, tokens in self._spans(part):
+            expected = _chain(digest, tokens)
+            at = block * self._block_bytes
+            known = max(0, min(part.start - start, len(tokens))) * DIGEST_BYTES
+            if self._pool[at : at + known] != expected[:known]:
+                return PartResult(error=CorruptTransfer(f"KV of positions {start}..{start + len(tokens) - 1} is wrong"))
+            self._pool[at + known : at + len(expected)] = expected[known:]
+            if part.prompt_logprobs is not None:
+                rows += (expected[i : i + DIGEST_BYTES] for i in range(known, len(expected), DIGEST_BYTES))
+            digest = expected[-DIGEST_BYTES:]
+        prompt_logprobs = tuple(
+            _logprob(_candidates(row, self.card.vocab_size), token, part.prompt_logprobs or 0)
+            for row, token in zip(rows, part.targets, strict=False)
+        )
+        if part.draw is None:
+            return PartResult(prompt_logprobs=prompt_logprobs)
+        ranked = _candidates(digest, self.card.vocab_size)
+        token_id = _draw(ranked, digest, len(part.context), part.draw)
+        logprob = None if part.draw.logprobs is None else _logprob(ranked, token_id, part.draw.logprobs)
+        return PartResult(token_id, logprob, prompt_logprobs)
+
+    def _spans(self, part: Part) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+        """Block id, first position and tokens of each block of the context."""
+        for i, start in enumerate(range(0, len(part.context), self._block_size)):
+            yield part.blocks[i], start, tuple(part.context[start : start + self._block_size])
+
+
+@lru_cache(maxsize=65_536)
+def _chain(parent: bytes, tokens: tuple[int, ...]) -> bytes:
+    """The digests of ``tokens`` that follow ``parent``, 16 bytes each."""
+    digests: list[bytes] = []
+    for token in tokens:
+        parent = blake2b(parent + struct.pack("<I", token), digest_size=DIGEST_BYTES).digest()
+        digests.append(parent)
+    return b"".join(digests)
+
+
+def _candidates(digest: bytes, vocab_size: int) -> list[int]:
+    """Distinct token ids from likeliest to least likely; the one at rank r has probability 2 ** -(r + 1)."""
+    words = struct.unpack(f"<{CANDIDATES}H", blake2b(digest, digest_size=2 * CANDIDATES, person=b"rank").digest())
+    return list(dict.fromkeys(word % vocab_size for word in words))
+
+
+def _draw(ranked: list[int], digest: bytes, position: int, draw: Draw) -> int:
+    """The likeliest token that is not forbidden, counted from a rank that the seed decides (0: greedy)."""
+    skip = _skip(digest, position, draw)
+    allowed = [token for token in ranked if token not in draw.forbidden]
+    if allowed:
+        return allowed[min(skip, len(allowed) - 1)]
+    return next(token for token in range(len(draw.forbidden) + 1) if token not in draw.forbidden)
+
+
+def _skip(digest: bytes, position: int, draw: Draw) -> int:
+    sampling = draw.sampling
+    penalised = _penalties(sampling) != _penalties(Sampling())
+    if not sampling.temperature and not penalised:
+        return 0
+    seed = sampling.seed if sampling.temperature else 0
+    prompt_length = draw.prompt_length if penalised else 0
+    noise = blake2b(
+        digest + struct.pack("<QQQ", seed % 2**64, position, prompt_length), digest_size=8, person=b"draw"
+    ).digest()
+    word = int.from_bytes(noise, "little") | 1 << 20
+    return (word & -word).bit_length() - 1  # trailing zeros: rank r with probability 2 ** -(r + 1)
+
+
+def _penalties(sampling: Sampling) -> tuple[float, float, float]:
+    return (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
+
+
+def _logprob(ranked: list[int], token_id: int, top: int) -> TokenLogprob:
+    rank = ranked.index(token_id) if token_id in ranked else CANDIDATES
+    best = tuple((token, (i + 1) * _HALF) for i, token in enumerate(ranked[:top]))
+    return TokenLogprob(token_id, (rank + 1) * _HALF, best)

@@ -1,0 +1,165 @@
+"""What a front and its engine say to each other. Plain data; ``baton.engine.channel`` carries it.
+
+``key`` names one request for as long as the front holds it; ``op`` one read or write. The front counts both up.
+"""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+
+from baton.core.errors import BatonError
+from baton.core.types import EngineStats, FilledBlocks, FirstToken, ModelCard, TokenChunk, TokenRequest
+from baton.engine.blocks import BlockChange
+from baton.engine.config import EngineConfig
+
+# --- front to engine --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The first message to an engine process: load this model."""
+
+    config: EngineConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    key: int
+    request: TokenRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    key: int
+    request: TokenRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """Start a reserved request: on written blocks with the token that was drawn elsewhere, or (None) from scratch."""
+
+    key: int
+    first: FirstToken | None
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """KV bytes for consecutive blocks of a reservation. The payload travels beside the pickle, not in it."""
+
+    key: int
+    op: int
+    first_block: int
+    payload: bytes
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Write, (self.key, self.op, self.first_block, pickle.PickleBuffer(self.payload)))
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    key: int
+    op: int
+    first_block: int
+    block_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The front is done with the request, in whatever state; unknown keys are fine (it has ended by itself)."""
+
+    key: int
+
+
+Command = Reserve | Prefill | Decode | Write | Read | Release
+
+# --- engine to front --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """Progress for people."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    error: BatonError
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    card: ModelCard
+    stats: EngineStats
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    key: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    key: int
+    blocks: FilledBlocks
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    key: int
+    first: FirstToken
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    key: int
+    chunk: TokenChunk
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """This request has ended with an error and holds nothing any more."""
+
+    key: int
+    error: BatonError
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    op: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksRead:
+    op: int
+    payload: bytes
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (BlocksRead, (self.op, pickle.PickleBuffer(self.payload)))
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A read or write that was not done."""
+
+    op: int
+    error: BatonError
+
+
+Event = Admitted | Filled | First | Streamed | Failed | Written | BlocksRead | Refused
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """Everything that happened since the last report: one message a step.
+
+    ``drawn`` holds (key, token id) of requests that got one token and nothing else, which is nearly all of them nearly
+    always; the rest is in ``events``. A key is in one of both.
+    """
+
+    drawn: tuple[tuple[int, int], ...]
+    events: tuple[Event, ...]
+    stats: EngineStats
+    change: BlockChange | None

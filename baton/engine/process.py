@@ -1,0 +1,103 @@
+"""The engine's process: ``python -m baton.engine.process --fd N``, spawned by its front and tied to its life.
+
+It has one thread for commands and steps, and no asyncio: a busy front cannot slow a step down. It ends when the
+channel does, or with the front's death; a bug in the runner ends it with a traceback and a non-zero exit code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+
+from baton.core.clock import Clock, SystemClock
+from baton.core.errors import BatonError
+from baton.engine.channel import ChannelClosed, SyncChannel
+from baton.engine.config import EngineConfig
+from baton.engine.core import EngineCore
+from baton.engine.fake import FakeRunner, fake_card
+from baton.engine.messages import Load, LoadFailed, Loading, Ready
+from baton.engine.runner import Runner
+
+PR_SET_PDEATHSIG = 1
+
+
+def serve(runner: Runner, config: EngineConfig, channel: SyncChannel, clock: Clock) -> None:
+    """Announce the engine and run it until the front hangs up. One report a step; asleep while there is no work."""
+    core = EngineCore(runner, config, clock)
+    channel.send(Ready(runner.card, core.stats))
+    while True:
+        wait = 0.0 if core.has_work else core.idle_seconds()
+        while channel.is_readable(wait):
+            core.handle(channel.receive())
+            wait = 0.0
+        channel.send(core.step())
+
+
+def fake_runner(config: EngineConfig) -> FakeRunner:
+    """The engine that ``model = "fake"`` names, with a pool as large as the configuration says."""
+    card = fake_card(model=config.served_name or "fake", block_size=config.block_size)
+    blocks = config.kv_blocks or (config.kv_cache_mb << 20) // card.format.block_bytes
+    return FakeRunner(card, blocks)
+
+
+def load_runner(config: EngineConfig, report: Callable[[str], None]) -> Runner:
+    if config.model == "fake":
+        return fake_runner(config)
+    report(f"loading {config.model}")
+    from baton.engine.load import build_runner  # pulls in torch
+
+    return build_runner(config)
+
+
+def _tie_to_parent(parent: int) -> None:
+    """Die with the front, even if it is killed; exit at once if that has happened already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(1)
+
+
+def _prepare_threads(config: EngineConfig) -> None:
+    """Read by OpenMP when torch is loaded. Idle OpenMP threads must not spin: they would starve the other worker."""
+    os.environ["GOMP_SPINCOUNT"] = "0"
+    os.environ["OMP_NUM_THREADS"] = str(config.threads)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(prog="baton.engine.process")
+    options.add_argument("--fd", type=int, required=True, help="file descriptor of the channel to the front")
+    options.add_argument("--parent", type=int, required=True, help="process id of the front")
+    arguments = options.parse_args()
+    _tie_to_parent(arguments.parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the front's to handle: it drains, then hangs up
+    channel = SyncChannel(socket.socket(fileno=arguments.fd))
+    try:
+        load = channel.receive()
+        assert isinstance(load, Load)
+        _prepare_threads(load.config)
+        _run(load.config, channel)
+    except ChannelClosed:
+        return
+    finally:
+        channel.close()
+
+
+def _run(config: EngineConfig, channel: SyncChannel) -> None:
+    try:
+        runner = load_runner(config, lambda message: channel.send(Loading(message)))
+    except BatonError as error:
+        channel.send(LoadFailed(error))
+        return
+    try:
+        serve(runner, config, channel, SystemClock())
+    finally:
+        runner.close()
+
+
+if __name__ == "__main__":
+    main()

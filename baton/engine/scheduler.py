@@ -1,0 +1,200 @@
+"""Who runs in the next step, and who waits: continuous batching with chunked prefill. Pure, with an injected clock.
+
+Order is by priority, then arrival, everywhere: in the waiting queue, for decode rows, for prefill chunks. The head of
+the queue is never overtaken by a later one that happens to fit, so nobody starves. When blocks run out, the youngest
+sequence of the lowest priority gives up its blocks, goes back to where its rank puts it in the queue (the front of its
+priority) and is recomputed later; its tokens stay, so none is drawn or delivered twice.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from typing import NamedTuple
+
+from baton.core.clock import Clock
+from baton.core.errors import Overloaded
+from baton.engine.blocks import BlockPool
+from baton.engine.config import EngineConfig
+from baton.engine.sequence import Sequence, Stage, Work
+
+DEPARTURES = 16  # recent ends of requests from which the time to the next free place is estimated
+RETRY_SECONDS = (0.1, 10.0)  # bounds of what a refused caller is told to wait
+
+
+class Row(NamedTuple):
+    """A sequence's share of a step: its context from ``computed`` up to ``end``."""
+
+    sequence: Sequence
+    end: int
+
+
+def _rank(sequence: Sequence) -> tuple[int, int]:
+    return sequence.rank
+
+
+class Scheduler:
+    """Owns the order of all live sequences and gives them blocks of ``pool``."""
+
+    def __init__(self, pool: BlockPool, config: EngineConfig, clock: Clock) -> None:
+        self._pool = pool
+        self._config = config
+        self._clock = clock
+        # A decode row for everyone who runs fits into a step, so nobody is ever left out of one.
+        self._max_admitted = min(config.max_running, config.max_step_tokens)
+        self._waiting: list[Sequence] = []
+        self._running: list[Sequence] = []
+        self._resting = 0  # admitted, but not part of steps: held or pinned
+        self._arrivals = 0
+        self._departures: deque[float] = deque(maxlen=DEPARTURES)
+        self.preemptions = 0
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """Sequences with blocks, in whatever stage."""
+        return len(self._running) + self._resting
+
+    @property
+    def has_work(self) -> bool:
+        """A step would compute or admit something."""
+        return bool(self._running) or self._admissible() is not None
+
+    # --- the life of a sequence ---------------------------------------------------------------------------------------
+
+    def submit(self, sequence: Sequence) -> None:
+        """Queue a new sequence, or raise Overloaded at once: the queue is bounded."""
+        if len(self._waiting) >= self._config.max_waiting:
+            raise Overloaded(
+                f"engine queue is full: {len(self._waiting)} requests wait (max_waiting)",
+                retry_after=self._retry_after(),
+            )
+        sequence.arrival = self._arrivals
+        self._arrivals += 1
+        insort(self._waiting, sequence, key=_rank)
+
+    def admit(self) -> list[Sequence]:
+        """Give blocks to waiting sequences, in order, until one does not fit. Returns the newly admitted."""
+        admitted: list[Sequence] = []
+        while (sequence := self._admissible()) is not None:
+            allocation = self._pool.allocate(sequence.sharable_hashes(), self._blocks_wanted(sequence))
+            if allocation is None:
+                break
+            self._waiting.pop(0)
+            sequence.give_blocks(allocation)
+            if sequence.work is Work.DECODE and not sequence.preemptions:
+                sequence.stage = Stage.HELD
+                self._resting += 1
+            else:
+                self._run(sequence)
+            admitted.append(sequence)
+        return admitted
+
+    def start(self, sequence: Sequence) -> None:
+        """A held sequence takes part in steps from now on."""
+        self._resting -= 1
+        self._run(sequence)
+
+    def pin(self, sequence: Sequence) -> None:
+        """A prefill is done: it leaves the steps and keeps its blocks until it is dropped."""
+        self._running.remove(sequence)
+        sequence.stage = Stage.PINNED
+        self._resting += 1
+
+    def drop(self, sequence: Sequence) -> None:
+        """The sequence ends, in whatever stage; its blocks return to the pool."""
+        if sequence.stage is Stage.WAITING:
+            self._waiting.remove(sequence)
+        elif sequence.stage is Stage.RUNNING:
+            self._running.remove(sequence)
+        else:
+            self._resting -= 1
+        self._pool.release(sequence.take_blocks())
+        self._departures.append(self._clock.now())
+
+    def expired(self) -> list[Sequence]:
+        """Waiting and running sequences whose deadline has passed."""
+        now = self._clock.now()
+        return [s for s in (*self._waiting, *self._running) if s.deadline is not None and s.deadline <= now]
+
+    def next_deadline(self) -> float | None:
+        """The earliest deadline in the queue, when the engine has to look at it again."""
+        return min((s.deadline for s in self._waiting if s.deadline is not None), default=None)
+
+    # --- a step -------------------------------------------------------------------------------------------------------
+
+    def plan(self) -> list[Row]:
+        """The rows of the next step: one decode token for everyone who decodes, then prefill chunks into what is left.
+
+        At most ``max_step_tokens`` tokens in all.
+        """
+        rows = self._decode_rows()
+        budget = self._config.max_step_tokens - len(rows)
+        for sequence in self._running:
+            if not budget:
+                break
+            if sequence.pending > 1:
+                chunk = min(sequence.pending, budget)
+                rows.append(Row(sequence, sequence.computed + chunk))
+                budget -= chunk
+        return rows
+
+    def _decode_rows(self) -> list[Row]:
+        """Rows of sequences with one token to compute. A victim stands behind the one that needs its blocks, or is it,
+        so whoever has a row already keeps it."""
+        rows: list[Row] = []
+        index = 0
+        while index < len(self._running):
+            sequence = self._running[index]
+            if sequence.pending == 1 and self._make_room(sequence):
+                rows.append(Row(sequence, sequence.computed + 1))
+            if sequence.stage is Stage.RUNNING:
+                index += 1
+        return rows
+
+    def _make_room(self, sequence: Sequence) -> bool:
+        """A block for the sequence's next token, at the cost of others if need be. False: it was preempted itself."""
+        while sequence.computed >= sequence.capacity:
+            block = self._pool.grow()
+            if block is not None:
+                sequence.blocks.append(block)
+                continue
+            victim = next(s for s in reversed(self._running) if s.is_preemptible)
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _preempt(self, victim: Sequence) -> None:
+        self._running.remove(victim)
+        self._pool.release(victim.take_blocks())
+        victim.stage = Stage.WAITING
+        victim.preemptions += 1
+        self.preemptions += 1
+        insort(self._waiting, victim, key=_rank)
+
+    def _run(self, sequence: Sequence) -> None:
+        sequence.stage = Stage.RUNNING
+        insort(self._running, sequence, key=_rank)
+
+    def _admissible(self) -> Sequence | None:
+        """The head of the queue if it may be admitted now."""
+        if not self._waiting or self.running >= self._max_admitted:
+            return None
+        head = self._waiting[0]
+        fits = self._pool.can_allocate(head.sharable_hashes(), self._blocks_wanted(head))
+        return head if fits else None
+
+    def _blocks_wanted(self, sequence: Sequence) -> int:
+        return sequence.blocks_wanted(self._config.growth_window)
+
+    def _retry_after(self) -> float:
+        """Seconds until a place in the queue is free, from how fast requests have been leaving."""
+        low, high = RETRY_SECONDS
+        if len(self._departures) < 2:
+            return 1.0
+        span = self._clock.now() - self._departures[0]
+        return min(max(span / (len(self._departures) - 1), low), high)
