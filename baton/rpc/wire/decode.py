@@ -43,7 +43,6 @@ def request_from_wire(message: pb.OpenRequest) -> DecodeRequest:
     )
 
 
-@encodes("StreamChunk")
 def chunk_to_wire(stream: int, chunk: TokenChunk) -> pb.StreamChunk:
     message = pb.StreamChunk(stream=stream, token_ids=chunk.token_ids, finish=finish_to_wire(chunk.finish))
     # Most chunks are one token and nothing else: an absent part is not even built.

@@ -145,7 +145,6 @@ def count_from_wire(message: pb.CountTokensRequest, timeout: float | None = None
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
-@encodes("Delta")
 def delta_to_wire(chunk: GenerateChunk) -> pb.Delta:
     return pb.Delta(
         request_id=chunk.request_id,
@@ -177,7 +176,6 @@ def delta_from_wire(message: pb.Delta) -> GenerateChunk:
     )
 
 
-@encodes("Model")
 def model_to_wire(info: ModelInfo) -> pb.Model:
     return pb.Model(
         model=info.model,

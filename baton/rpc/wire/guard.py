@@ -15,7 +15,10 @@ T = TypeVar("T")
 
 
 def encodes(message: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """For ``X_to_wire``: a value that does not fit its field (say, a negative token id) is the caller's mistake."""
+    """For requests: a value that does not fit its field (say, a negative token id) is the caller's mistake.
+
+    Answers have no such guard: there it is a bug of ours and travels as one.
+    """
 
     def decorate(encode: Callable[P, T]) -> Callable[P, T]:
         @wraps(encode)

@@ -53,6 +53,11 @@ def confirmation_from_wire(message: pb.ConfirmRequest) -> KvConfirmation:
 # --- directory --------------------------------------------------------------------------------------------------------
 
 
+@encodes("AnnounceRequest")
+def announcement_to_wire(peer: KvHandshake, address: str) -> pb.AnnounceRequest:
+    return pb.AnnounceRequest(peer=handshake_to_wire(peer), address=address)
+
+
 @encodes("PublishRequest")
 def publication_to_wire(
     worker_id: str, epoch: int, sequence: int, added: Sequence[bytes], removed: Sequence[bytes]
@@ -65,7 +70,10 @@ def reset_to_wire(worker_id: str, epoch: int, sequence: int, held: Sequence[byte
     return pb.ResetRequest(worker_id=worker_id, epoch=epoch, sequence=sequence, held=held)
 
 
-@encodes("ListPeersResponse")
+def holders_to_wire(leading_blocks: dict[str, int]) -> pb.HoldersResponse:
+    return pb.HoldersResponse(leading_blocks=leading_blocks)
+
+
 def peers_to_wire(peers: Iterable[tuple[KvHandshake, str]]) -> pb.ListPeersResponse:
     listed = [pb.Peer(handshake=handshake_to_wire(handshake), address=address) for handshake, address in peers]
     return pb.ListPeersResponse(peers=listed)

@@ -37,7 +37,6 @@ def query_from_wire(message: pb.PlanRequest) -> PlanQuery:
     )
 
 
-@encodes("PlanResponse")
 def plan_to_wire(plan: Plan) -> pb.PlanResponse:
     return pb.PlanResponse(
         decode=[candidate_to_wire(candidate) for candidate in plan.decode],

@@ -33,7 +33,6 @@ def request_from_wire(message: pb.PrefillRequest) -> PrefillRequest:
     )
 
 
-@encodes("PrefillResponse")
 def result_to_wire(result: PrefillResult) -> pb.PrefillResponse:
     return pb.PrefillResponse(
         first=first_token_to_wire(result.first), worker_id=result.worker_id, kv_bytes=result.kv_bytes

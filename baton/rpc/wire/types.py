@@ -198,7 +198,6 @@ def placement_from_wire(message: pb.Placement) -> Placement:
     )
 
 
-@encodes("FirstToken")
 def first_token_to_wire(first: FirstToken) -> pb.FirstToken:
     return pb.FirstToken(
         token_id=first.token_id,

@@ -1,0 +1,81 @@
+"""KvReceiverApi over gRPC: the receiving end of a hand-over."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import grpc.aio
+
+from baton.core.api import KvReceiverApi
+from baton.core.errors import InvalidRequest
+from baton.core.types import KvChunk, KvConfirmation, KvHandshake
+from baton.rpc.calls import Calls
+from baton.rpc.channels import PeerChannel
+from baton.rpc.serving import Service
+from baton.rpc.wire.guard import require
+from baton.rpc.wire.kvtransfer import chunk_from_wire, chunk_to_wire, confirmation_from_wire, confirmation_to_wire
+from baton.rpc.wire.types import handshake_from_wire, handshake_to_wire
+from protos.baton.v1 import kvtransfer_pb2 as pb
+from protos.baton.v1 import kvtransfer_pb2_grpc
+
+NAME: Final = "baton.v1.KvReceiverService"
+
+
+class _Servicer(kvtransfer_pb2_grpc.KvReceiverServiceServicer):
+    def __init__(self, receiver: KvReceiverApi) -> None:
+        self._receiver = receiver
+
+    async def Handshake(
+        self, request: pb.HandshakeRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.HandshakeResponse:
+        require(request, "hello")
+        answer = await self._receiver.handshake(handshake_from_wire(request.hello))
+        return pb.HandshakeResponse(hello=handshake_to_wire(answer))
+
+    async def Offer(self, request: pb.OfferRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.OfferResponse:
+        await self._receiver.offer(chunk_from_wire(request))
+        return pb.OfferResponse()
+
+    async def Confirm(
+        self, request: pb.ConfirmRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.ConfirmResponse:
+        await self._receiver.confirm(confirmation_from_wire(request))
+        return pb.ConfirmResponse()
+
+
+def kvreceiver_service(receiver: KvReceiverApi) -> Service:
+    """Not counted: what it receives belongs to requests that run already, and a drain waits for those."""
+
+    def mount(server: grpc.aio.Server, calls: Calls) -> None:
+        kvtransfer_pb2_grpc.add_KvReceiverServiceServicer_to_server(_Servicer(receiver), server)
+
+    return Service(NAME, mount, counted=False)
+
+
+class KvReceiverClient(KvReceiverApi):
+    """``limit``: seconds after which a receiver that does not answer counts as lost."""
+
+    def __init__(self, channel: PeerChannel, limit: float = 10.0) -> None:
+        self._channel = channel
+        self._limit = limit
+        self._stub = kvtransfer_pb2_grpc.KvReceiverServiceStub(channel.channel)
+
+    async def handshake(self, hello: KvHandshake) -> KvHandshake:
+        message = pb.HandshakeRequest(hello=handshake_to_wire(hello))
+        call = self._stub.Handshake(message, timeout=self._limit, metadata=self._channel.metadata())
+        answer = await self._channel.answer_soon(call, self._limit)
+        try:
+            require(answer, "hello")
+            return handshake_from_wire(answer.hello)
+        except InvalidRequest as error:
+            raise self._channel.incomplete(error) from error
+
+    async def offer(self, chunk: KvChunk) -> None:
+        metadata = self._channel.metadata(chunk.ticket.request_id)
+        call = self._stub.Offer(chunk_to_wire(chunk), timeout=self._limit, metadata=metadata)
+        await self._channel.answer_soon(call, self._limit)
+
+    async def confirm(self, confirmation: KvConfirmation) -> None:
+        metadata = self._channel.metadata(confirmation.ticket.request_id)
+        call = self._stub.Confirm(confirmation_to_wire(confirmation), timeout=self._limit, metadata=metadata)
+        await self._channel.answer_soon(call, self._limit)
