@@ -76,7 +76,11 @@ PEERS = {"transformers"}  # measured by the benchmarks where it is installed
 def declared_distributions() -> set[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     requirements = project["dependencies"] + project["optional-dependencies"]["cuda"]
-    return {re.split(r"[^A-Za-z0-9_.-]|[<>=!~]", requirement, maxsplit=1)[0].lower() for requirement in requirements}
+    return {canonical(re.split(r"[^A-Za-z0-9_.-]", requirement, maxsplit=1)[0]) for requirement in requirements}
+
+
+def canonical(distribution: str) -> str:
+    return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
 def test_every_imported_library_is_declared() -> None:
@@ -87,7 +91,7 @@ def test_every_imported_library_is_declared() -> None:
         for source in (ROOT / package).rglob("*.py"):
             libraries = {name.partition(".")[0] for name in imported_names(source)} - sys.stdlib_module_names - OURS
             for library in libraries - PEERS:
-                owners = {name.lower() for name in providers.get(library, [OPTIONAL_LIBRARIES.get(library, library)])}
-                if not owners & declared:
+                owners = providers.get(library, [OPTIONAL_LIBRARIES.get(library, library)])
+                if declared.isdisjoint(map(canonical, owners)):
                     undeclared.add(f"{source.relative_to(ROOT)}: {library}")
     assert undeclared == set()
