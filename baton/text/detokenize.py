@@ -25,6 +25,10 @@ class IncrementalDetokenizer:
         texts = [add(tokenizer.piece(token_id)) for token_id in token_ids if token_id not in tokenizer.special_ids]
         return "".join(texts)
 
+    def tentative(self) -> str:
+        """Text that is held but that ``flush`` would give out now; empty if it would give out U+FFFD."""
+        return self._assembly.tentative()
+
     def flush(self) -> str:
         """End the text: returns what was held, with U+FFFD for bytes that never became a character."""
         return self._assembly.close()

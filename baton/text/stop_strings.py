@@ -85,6 +85,8 @@ class StopMatcher:
     def __init__(self, stops: Sequence[str] = (), *, include_stop: bool = False) -> None:
         check_stop_strings(stops)
         self._automaton = _Automaton(stops)
+        self._stops = tuple(stops)
+        self._longest = max(map(len, stops), default=0)
         self._include_stop = include_stop
         self._node = 0
         self._held = ""
@@ -106,6 +108,11 @@ class StopMatcher:
         for character in text:
             node = self._automaton.next(node, character)
         return self._advance(node, text)
+
+    def would_end(self, text: str) -> bool:
+        """Whether a stop would be complete with the last character of ``text``, which is not added."""
+        tail = text[-self._longest :] if len(text) >= self._longest else self._held + text
+        return bool(text) and tail.endswith(self._stops)
 
     def flush(self) -> str:
         """End the text without a match: returns what was held."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.text.detokenize import IncrementalDetokenizer
-from baton.text.stop_strings import StopMatcher
+from baton.text.stop_strings import Delivery, StopMatcher
 from baton.text.tokenizer import Tokenizer
 
 
@@ -26,8 +26,7 @@ class TextStream:
     The token whose text completes a stop string is the last of the answer: it counts, its text from the stop on is not
     delivered (all of it, with ``include_stop``), and any later token counts for nothing. A stop string that is the
     text of a special token matches that token. A stop string completed by one of the first ``min_tokens`` tokens is
-    text like any other. In a byte-fallback vocabulary a stop that ends in byte tokens is complete with the token that
-    ends their run.
+    text like any other.
 
     The state after a token depends on the ids alone, not on how they were grouped: to go on after a migration, build a
     new stream and ``replay`` the ids that were already delivered.
@@ -43,6 +42,7 @@ class TextStream:
         }
         self._include_stop = include_stop
         self._min_tokens = min_tokens
+        self._unmatched = 0
         self.tokens = 0
         """Tokens that belong to the answer so far, replayed ones included."""
         self.stop_matched: str | None = None
@@ -57,8 +57,14 @@ class TextStream:
             return self._stop_at(self._stop_tokens[token_id])
         text = self._detokenizer.push((token_id,))
         if self.tokens <= self._min_tokens:
-            return TextDelta(self._matcher.push_unmatched(text), tokens=1)
-        delivery = self._matcher.push(text)
+            text = self._matcher.push_unmatched(text)
+            self._unmatched = len(self._detokenizer.tentative())
+            return TextDelta(text, tokens=1)
+        delivery = self._match(text)
+        # A byte-fallback vocabulary holds a run of bytes that may yet turn out to be invalid; ending here it is not.
+        if delivery.stop is None and self._matcher.would_end(self._detokenizer.tentative()):
+            last = self._match(self._detokenizer.flush())
+            delivery = Delivery(delivery.text + last.text, last.stop)
         self.stop_matched = delivery.stop
         return TextDelta(delivery.text, delivery.stop, 1)
 
@@ -80,12 +86,18 @@ class TextStream:
         """End the answer: returns the text still held, in which a stop string may yet be complete."""
         if self.stop_matched is not None:
             return TextDelta(stop_matched=self.stop_matched)
-        rest = self._detokenizer.flush()
-        if self.tokens <= self._min_tokens:
-            return TextDelta(self._matcher.push_unmatched(rest) + self._matcher.flush())
-        delivery = self._matcher.push(rest)
+        delivery = self._match(self._detokenizer.flush())
         self.stop_matched = delivery.stop
         return TextDelta(delivery.text + self._matcher.flush(), delivery.stop)
+
+    def _match(self, text: str) -> Delivery:
+        """Match text of which the first ``_unmatched`` characters come from the first ``min_tokens`` tokens."""
+        if not text:
+            return Delivery("")
+        early, self._unmatched = self._unmatched, 0
+        before = self._matcher.push_unmatched(text[:early])
+        delivery = self._matcher.push(text[early:])
+        return Delivery(before + delivery.text, delivery.stop)
 
     def _stop_at(self, stop: str) -> TextDelta:
         text = self.finish().text

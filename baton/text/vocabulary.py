@@ -29,6 +29,10 @@ class Assembly(Protocol):
 
     def add(self, piece: Piece) -> str: ...
 
+    def tentative(self) -> str:
+        """What ``close`` would return if it came now; empty if that would hold U+FFFD."""
+        ...
+
     def close(self) -> str:
         """The rest; bytes that never became a character come out as U+FFFD."""
         ...
@@ -75,6 +79,9 @@ class _ByteStream:
     def add(self, piece: Piece) -> str:
         return self._decoder.decode(piece if isinstance(piece, bytes) else piece.encode())
 
+    def tentative(self) -> str:
+        return ""
+
     def close(self) -> str:
         return self._decoder.decode(b"", final=True)
 
@@ -117,26 +124,32 @@ class _SentenceStream:
         if isinstance(piece, bytes):
             self._run += piece
             return ""
-        return self._strip(self._end_run() + piece)
+        return self._end_run(piece)
+
+    def tentative(self) -> str:
+        try:
+            text = self._run.decode()
+        except UnicodeDecodeError:
+            return ""
+        return text[self._to_strip_from(text) :]
 
     def close(self) -> str:
-        return self._strip(self._end_run())
+        return self._end_run("")
 
-    def _end_run(self) -> str:
-        run, self._run = self._run, bytearray()
+    def _end_run(self, piece: str) -> str:
         try:
-            return run.decode()
+            text = self._run.decode() + piece
         except UnicodeDecodeError:
-            return REPLACEMENT * len(run)
+            text = REPLACEMENT * len(self._run) + piece
+        self._run.clear()
+        stripped = self._to_strip_from(text)
+        self._to_strip = self._to_strip - stripped if stripped == len(text) else 0
+        return text[stripped:]
 
-    def _strip(self, text: str) -> str:
-        while self._to_strip and text:
-            if text[0] != self._strip_character:
-                self._to_strip = 0
-                break
-            text = text[1:]
-            self._to_strip -= 1
-        return text
+    def _to_strip_from(self, text: str) -> int:
+        """How many characters to take off the front of this text, which follows all that was given out."""
+        leading = len(text) - len(text.lstrip(self._strip_character))
+        return min(leading, self._to_strip)
 
 
 def parse_decoder(decoder: object) -> Pieces:
