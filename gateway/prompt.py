@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from baton.core.errors import InvalidRequest, TokenizerMissing
+from baton.core.clock import Clock
+from baton.core.errors import ChatTemplateMissing, InvalidRequest, TokenizerMissing
 from baton.core.types import ChatMessage, GenerateRequest, ModelCard
+from baton.text import chat_template
 from baton.text.text_stream import TextStream
-from baton.text.tokenizer import Tokenizer
+from baton.text.tokenizer import Tokenizer, load_tokenizer
 
 INLINE_CHARACTERS = 2048  # encoded within about 1 ms; a thread costs as much
 
@@ -20,6 +23,20 @@ class ModelText:
 
     tokenizer: Tokenizer
     render: Callable[[Sequence[ChatMessage]], str] | None = None
+
+
+def load_model_text(directory: Path, clock: Clock) -> ModelText:
+    """The text side of a model directory. Raises TokenizerMissing when it has none, ModelError when it is broken."""
+    tokenizer = load_tokenizer(directory)
+    try:
+        template = chat_template.load_chat_template(directory, clock)
+    except ChatTemplateMissing:
+        return ModelText(tokenizer)
+
+    def render(messages: Sequence[ChatMessage]) -> str:
+        return template.render([chat_template.ChatMessage(message.role, message.content) for message in messages])
+
+    return ModelText(tokenizer, render)
 
 
 class Prompts:
@@ -44,7 +61,7 @@ class Prompts:
         return None
 
     async def prompt_ids(self, request: GenerateRequest, card: ModelCard) -> tuple[int, ...]:
-        """Raises TokenizerMissing for a prompt that is not ids when the model has no tokenizer, or no template."""
+        """Raises TokenizerMissing or ChatTemplateMissing when the model has not what the form of prompt needs."""
         if request.prompt_token_ids is not None:
             return request.prompt_token_ids
         text = self._models.get(card.model)
@@ -66,7 +83,8 @@ def _encode(request: GenerateRequest, text: ModelText, card: ModelCard) -> tuple
         _refuse_hopeless("text", request.text, text.tokenizer, card)
         return tuple(text.tokenizer.encode(request.text, add_special=True))
     if text.render is None:
-        raise TokenizerMissing(f"messages: model {card.model} has no chat template", field="messages")
+        message = f"messages: model {card.model} has no chat template; send text or prompt_token_ids"
+        raise ChatTemplateMissing(message, field="messages")
     prompt = text.render(request.messages or ())
     _refuse_hopeless("messages", prompt, text.tokenizer, card)
     return tuple(text.tokenizer.encode(prompt))

@@ -129,7 +129,7 @@ def _check_messages(request: GenerateRequest, limits: Limits) -> None:
     for index, message in enumerate(messages):
         if message.role not in ROLES:
             raise InvalidRequest.out_of_range(
-                f"messages[{index}].role", repr(message.role), f"must be one of {', '.join(ROLES)}"
+                f"messages[{index}].role", repr(message.role[:64]), f"must be one of {', '.join(ROLES)}"
             )
         size += len(message.content.encode("utf-8", "surrogatepass"))
         if size > limits.prompt_bytes:

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from baton.core.errors import ConfigError, PermissionDenied, Unauthenticated
+from gateway.keys import ApiKey, KeyRing, dump_keys, load_keys, new_key, new_server_secret
+
+SECRET = "5" * 64
+
+
+def test_a_key_names_its_tenant_and_salts_differ_between_tenants() -> None:
+    first, stored_first = new_key("a", "acme")
+    second, stored_second = new_key("b", "zeta")
+    ring = KeyRing(SECRET, [stored_first, stored_second])
+    acme, zeta = ring.authenticate(first), ring.authenticate(second)
+    assert (acme.tenant, acme.key_id, zeta.tenant) == ("acme", "a", "zeta")
+    assert acme.salt != zeta.salt
+    assert len(acme.salt) == 16
+
+
+def test_salts_are_equal_across_gateways_and_differ_with_the_server_secret() -> None:
+    key, stored = new_key("a", "acme")
+    here, there = KeyRing(SECRET, [stored]).authenticate(key), KeyRing(SECRET, [stored]).authenticate(key)
+    other = KeyRing("6" * 64, [stored]).authenticate(key)
+    assert here.salt == there.salt != other.salt
+
+
+@pytest.mark.parametrize("presented", [None, "", "a", "a.", ".", "a.wrong", "unknown.secret", "a.b.c"])
+def test_refuses_a_wrong_key_without_saying_why(presented: str | None) -> None:
+    _, stored = new_key("a", "acme")
+    with pytest.raises(Unauthenticated):
+        KeyRing(SECRET, [stored]).authenticate(presented)
+
+
+def test_a_key_id_with_an_empty_stored_secret_is_no_way_in() -> None:
+    with pytest.raises(Unauthenticated):
+        KeyRing(SECRET, []).authenticate("nobody.")
+
+
+def test_a_key_may_be_bound_to_models() -> None:
+    key, stored = new_key("a", "acme", ("small",))
+    ring = KeyRing(SECRET, [stored])
+    caller = ring.authenticate(key)
+    ring.check_model(caller, "small")
+    with pytest.raises(PermissionDenied, match="'large'"):
+        ring.check_model(caller, "large")
+
+
+def test_what_is_written_is_read_again_and_holds_no_secret(tmp_path: Path) -> None:
+    key, stored = new_key("a", "acme", ("small",))
+    path = tmp_path / "keys.json"
+    path.write_text(dump_keys(new_server_secret(), [stored]))
+    assert key.partition(".")[2] not in path.read_text()
+    assert load_keys(path).authenticate(key).tenant == "acme"
+
+
+def test_reads_toml(tmp_path: Path) -> None:
+    key, stored = new_key("a", "acme")
+    path = tmp_path / "keys.toml"
+    path.write_text(
+        f'server_secret = "{SECRET}"\n[[keys]]\nid = "a"\ntenant = "acme"\nsecret_sha256 = "{stored.secret_sha256}"\n'
+    )
+    assert load_keys(path).authenticate(key).key_id == "a"
+
+
+ENTRY: dict[str, object] = {"id": "a", "tenant": "acme", "secret_sha256": "0" * 64}
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ({"server_secret": SECRET, "keys": [ENTRY | {"colour": 1}]}, "colour"),
+        ({"server_secret": SECRET, "extra": 1, "keys": []}, "extra"),
+        ({"server_secret": SECRET, "keys": [ENTRY | {"tenant": ""}]}, "tenant"),
+        ({"server_secret": SECRET, "keys": [ENTRY | {"secret_sha256": "zz"}]}, "secret_sha256"),
+        ({"server_secret": SECRET, "keys": [ENTRY | {"models": "small"}]}, "models"),
+        ({"server_secret": SECRET, "keys": [ENTRY | {"id": "a.b"}]}, "dot"),
+        ({"server_secret": SECRET, "keys": [ENTRY, ENTRY]}, "twice"),
+        ({"server_secret": SECRET, "keys": {}}, "list"),
+        ({"server_secret": "short", "keys": []}, "server_secret"),
+        ({"keys": []}, "server_secret"),
+        ([], "table"),
+    ],
+)
+def test_a_wrong_key_file_is_refused_by_name(tmp_path: Path, content: object, named: str) -> None:
+    path = tmp_path / "keys.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=named) as caught:
+        load_keys(path)
+    assert SECRET not in str(caught.value)
+
+
+def test_a_missing_or_broken_key_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.json"):
+        load_keys(tmp_path / "none.json")
+    (tmp_path / "broken.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"broken\.json"):
+        load_keys(tmp_path / "broken.json")
+
+
+def test_secrets_do_not_show_in_representations() -> None:
+    key, stored = new_key("a", "acme")
+    caller = KeyRing(SECRET, [stored]).authenticate(key)
+    assert stored.secret_sha256 not in repr(stored)
+    assert repr(caller.salt) not in repr(caller)
+    assert isinstance(stored, ApiKey)
