@@ -58,8 +58,8 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """A step would compute or admit something; without it only a command or a deadline can."""
-        return self._scheduler.has_work
+        """A step would compute, admit or report something; without it only a command or a deadline can."""
+        return bool(self._events) or self._scheduler.has_work
 
     @property
     def stats(self) -> EngineStats:

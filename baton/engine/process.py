@@ -74,7 +74,8 @@ def main() -> None:
     options.add_argument("--parent", type=int, required=True, help="process id of the front")
     arguments = options.parse_args()
     _tie_to_parent(arguments.parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the front's to handle: it drains, then hangs up
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group; the front drains, then hangs up
+        signal.signal(number, signal.SIG_IGN)
     channel = SyncChannel(socket.socket(fileno=arguments.fd))
     try:
         load = channel.receive()
