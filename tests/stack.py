@@ -50,6 +50,8 @@ from services.planner.service import Planner
 from services.worker.parts import WorkerParts, build_parts
 
 GENEROUS_SECONDS = 30.0
+ALWAYS_REMOTE = PlannerConfig(local_prefill_max_tokens=0)
+SMALL_MESSAGES = KvTransferConfig(max_message_bytes=2 * 16 * 16, acknowledge_seconds=GENEROUS_SECONDS)  # 2 blocks each
 ENGINE = EngineConfig(kv_blocks=128, block_size=16, max_step_tokens=64, max_running=16)
 
 
@@ -169,8 +171,8 @@ class Stack:
     prefill: int = 1
     decode: int = 1
     engine: EngineConfig = ENGINE
-    kvtransfer: KvTransferConfig = KvTransferConfig(max_message_bytes=2 * 16 * 16, acknowledge_seconds=GENEROUS_SECONDS)
-    policy: PlannerConfig = PlannerConfig(local_prefill_max_tokens=0)
+    kvtransfer: KvTransferConfig = SMALL_MESSAGES
+    policy: PlannerConfig = ALWAYS_REMOTE
     runner: Callable[[EngineConfig, StepGate], Runner] | None = None
     workers: dict[str, StackWorker] = field(default_factory=dict)
 

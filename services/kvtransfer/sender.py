@@ -80,7 +80,8 @@ class KvSender:
         async def hand_over(first_block: int, block_count: int) -> None:
             nonlocal shipped
             try:
-                shipped += await self._hand_over(ticket, run, first_block, block_count)
+                sent = await self._hand_over(ticket, run, first_block, block_count)
+                shipped += sent
             finally:
                 slots.release()
 

@@ -57,7 +57,7 @@ class TicketBook:
             yield
         finally:
             entry.writing.difference_update(blocks)
-        if self._entry(ticket) is not entry:
+        if self._open.get((ticket.request_id, ticket.attempt)) is not entry:
             raise TransferRejected(f"request {ticket.request_id}: the ticket was closed during the write")
         entry.acknowledged.update(blocks)
 

@@ -1,0 +1,276 @@
+"""Sender and receiver joined over memory: what is shipped, how it is cut, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from baton.core.api import KvReceiverApi
+from baton.core.clock import ManualClock
+from baton.core.errors import BatonError, CorruptTransfer, PeerUnavailable, TransferRejected
+from baton.core.telemetry import SilentMeter
+from baton.core.types import (
+    Attempt,
+    FilledBlocks,
+    FirstToken,
+    KvChunk,
+    KvConfirmation,
+    KvFormat,
+    KvHandshake,
+    Ticket,
+    TokenChunk,
+    Usage,
+)
+from services.kvtransfer.config import KvTransferConfig
+from services.kvtransfer.receiver import Delivery, KvReceiver
+from services.kvtransfer.sender import KvSender
+
+FORMAT = KvFormat("fake", 4, 1, 1, 8)
+SIZE = FORMAT.block_bytes
+SENDER = KvHandshake("p", 1, "m", "h", FORMAT)
+RECEIVER = KvHandshake("d", 2, "m", "h", FORMAT)
+ATTEMPT = Attempt(0, 1)
+TWO_BLOCKS = KvTransferConfig(max_message_bytes=2 * SIZE)
+
+
+def block(ordinal: int) -> bytes:
+    return bytes([ordinal + 1]) * SIZE
+
+
+class Run:
+    """A prefill whose blocks fill in the given pieces."""
+
+    cached_tokens = 0
+
+    def __init__(self, *pieces: tuple[int, int]) -> None:
+        self.pieces = pieces
+        self.reading = 0
+
+    async def filled(self) -> AsyncIterator[FilledBlocks]:
+        for first, count in self.pieces:
+            yield FilledBlocks(first, count, (first + count) * FORMAT.block_size)
+
+    async def read_blocks(self, first_block: int, block_count: int) -> bytes:
+        return b"".join(block(ordinal) for ordinal in range(first_block, first_block + block_count))
+
+    async def first_token(self) -> FirstToken:
+        return FirstToken(1, Usage())
+
+
+@dataclass
+class Held:
+    """A reservation of 16 blocks. ``spoil`` changes what is stored."""
+
+    cached_tokens: int = 0
+    stored: dict[int, bytes] = field(default_factory=dict)
+    spoil: bool = False
+
+    async def write_blocks(self, first_block: int, payload: bytes) -> None:
+        for index in range(len(payload) // SIZE):
+            self.stored[first_block + index] = payload[index * SIZE : (index + 1) * SIZE]
+        if self.spoil:
+            self.stored[first_block] = bytes(SIZE)
+
+    async def read_blocks(self, first_block: int, block_count: int) -> bytes:
+        return b"".join(self.stored[ordinal] for ordinal in range(first_block, first_block + block_count))
+
+    async def decode(self, first: FirstToken | None) -> AsyncIterator[TokenChunk]:
+        raise NotImplementedError
+        yield TokenChunk()
+
+
+class Recorded:
+    """A receiver that remembers what it was asked, in order, and how many offers were under way at once."""
+
+    def __init__(self, inner: KvReceiverApi) -> None:
+        self.inner = inner
+        self.calls: list[tuple[str, int, int]] = []
+        self.under_way = self.most_under_way = 0
+        self.handshakes = 0
+        self.fails: BatonError | None = None
+
+    async def handshake(self, hello: KvHandshake) -> KvHandshake:
+        self.handshakes += 1
+        if self.fails is not None:
+            raise self.fails
+        return await self.inner.handshake(hello)
+
+    async def offer(self, chunk: KvChunk) -> None:
+        self.calls.append(("offer", chunk.first_block, chunk.block_count))
+        self.under_way += 1
+        self.most_under_way = max(self.most_under_way, self.under_way)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        self.under_way -= 1
+        if self.fails is not None:
+            raise self.fails
+        await self.inner.offer(chunk)
+        self.calls.append(("acknowledged", chunk.first_block, chunk.block_count))
+
+    async def confirm(self, confirmation: KvConfirmation) -> None:
+        self.calls.append(("confirm", confirmation.first_block, confirmation.block_count))
+        await self.inner.confirm(confirmation)
+
+
+class Pair:
+    """A sender and a receiver that know each other."""
+
+    def __init__(self, config: KvTransferConfig = TWO_BLOCKS) -> None:
+        self.clock = ManualClock()
+        self.receiver = KvReceiver(
+            RECEIVER, "d:1", checksums=config.checksum_policy, meter=SilentMeter(), clock=self.clock
+        )
+        self.wire = Recorded(self.receiver)
+        self.sender = KvSender(SENDER, lambda _: self.wire, config=config, meter=SilentMeter(), clock=self.clock)
+
+    async def ship(self, run: Run, held: Held, blocks: range) -> tuple[int, Delivery]:
+        async with self.receiver.accept("r", ATTEMPT, held, blocks) as delivery:
+            await self.sender.connect(delivery.ticket)
+            shipped = await self.sender.ship(delivery.ticket, run, blocks.start)
+            self.receiver.require_complete(delivery)
+        return shipped, delivery
+
+
+def chunk_of(ticket: Ticket, first: int, count: int, **changes: object) -> KvChunk:
+    payload = b"".join(block(first + index) for index in range(count))
+    return replace(KvChunk(ticket, first, count, payload, ()), **changes)
+
+
+def test_blocks_arrive_at_their_places_in_messages_of_bounded_size() -> None:
+    async def run() -> None:
+        pair, held = Pair(), Held()
+        shipped, delivery = await pair.ship(Run((0, 3), (3, 1), (4, 5)), held, range(9))
+        assert held.stored == {ordinal: block(ordinal) for ordinal in range(9)}
+        assert shipped == delivery.bytes_received == 9 * SIZE
+        offers = [call[1:] for call in pair.wire.calls if call[0] == "offer"]
+        assert offers == [(0, 2), (2, 1), (3, 1), (4, 2), (6, 2), (8, 1)]
+
+    asyncio.run(run())
+
+
+def test_block_larger_than_a_message_is_sent_alone() -> None:
+    async def run() -> None:
+        pair, held = Pair(KvTransferConfig(max_message_bytes=1)), Held()
+        await pair.ship(Run((0, 3)), held, range(3))
+        assert [call for call in pair.wire.calls if call[0] == "offer"] == [("offer", n, 1) for n in range(3)]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("skip", range(6))
+def test_skipped_blocks_are_not_sent(skip: int) -> None:
+    async def run() -> None:
+        pair, held = Pair(), Held()
+        await pair.ship(Run((0, 4), (4, 2)), held, range(skip, 6))
+        assert sorted(held.stored) == list(range(skip, 6))
+
+    asyncio.run(run())
+
+
+def test_each_offer_is_confirmed_after_its_acknowledgement() -> None:
+    async def run() -> None:
+        pair = Pair()
+        await pair.ship(Run((0, 8)), Held(), range(8))
+        for first in (0, 2, 4, 6):
+            steps = [name for name, at, _ in pair.wire.calls if at == first]
+            assert steps == ["offer", "acknowledged", "confirm"]
+
+    asyncio.run(run())
+
+
+def test_offers_overlap_up_to_their_bound() -> None:
+    async def run() -> None:
+        pair = Pair(KvTransferConfig(max_message_bytes=SIZE, offers_in_flight=3))
+        await pair.ship(Run((0, 12)), Held(), range(12))
+        assert pair.wire.most_under_way == 3
+
+    asyncio.run(run())
+
+
+def test_hands_are_shaken_once_per_life_of_a_receiver() -> None:
+    async def run() -> None:
+        pair = Pair()
+        for _ in range(3):
+            await pair.ship(Run((0, 1)), Held(), range(1))
+        assert pair.wire.handshakes == 1
+
+    asyncio.run(run())
+
+
+def test_receiver_of_another_format_is_refused_before_any_byte() -> None:
+    async def run() -> None:
+        pair = Pair()
+        other = replace(RECEIVER, format=replace(FORMAT, kv_heads=2))
+        receiver = KvReceiver(
+            other, "d:1", checksums=KvTransferConfig().checksum_policy, meter=SilentMeter(), clock=pair.clock
+        )
+        pair.wire.inner = receiver
+        with pytest.raises(TransferRejected, match=r"format\.kv_heads"):
+            await pair.sender.connect(Ticket("r", ATTEMPT, "d:1", 2))
+        assert pair.wire.calls == []
+
+    asyncio.run(run())
+
+
+def test_lost_receiver_is_left_alone_for_a_while_and_greeted_anew() -> None:
+    async def run() -> None:
+        pair = Pair()
+        await pair.ship(Run((0, 1)), Held(), range(1))
+        pair.wire.fails = PeerUnavailable("gone")
+        with pytest.raises(PeerUnavailable, match="gone"):
+            await pair.ship(Run((0, 1)), Held(), range(1))
+        pair.wire.fails = None
+        with pytest.raises(PeerUnavailable, match="was lost a moment ago"):
+            await pair.ship(Run((0, 1)), Held(), range(1))
+        pair.clock.advance(KvTransferConfig().peer_rest_seconds)
+        await pair.ship(Run((0, 1)), Held(), range(1))
+        assert pair.wire.handshakes == 2
+
+    asyncio.run(run())
+
+
+def test_one_failed_offer_cancels_the_others_and_is_the_answer() -> None:
+    async def run() -> None:
+        pair = Pair(KvTransferConfig(max_message_bytes=SIZE))
+        pair.wire.fails = TransferRejected("no")
+        with pytest.raises(TransferRejected, match="no"):
+            await pair.ship(Run((0, 10)), Held(), range(10))
+        assert [name for name, _, _ in pair.wire.calls if name == "confirm"] == []
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(run())
+
+
+def test_bytes_that_are_stored_wrong_are_found() -> None:
+    async def run() -> None:
+        with pytest.raises(CorruptTransfer, match="block 0 does not match its checksum as stored"):
+            await Pair().ship(Run((0, 2)), Held(spoil=True), range(2))
+
+    asyncio.run(run())
+
+
+def test_payload_of_the_wrong_size_and_missing_checksums_are_refused() -> None:
+    async def run() -> None:
+        pair, held = Pair(), Held()
+        async with pair.receiver.accept("r", ATTEMPT, held, range(4)) as delivery:
+            with pytest.raises(TransferRejected, match="payload: 2 blocks are 128 bytes, got 64"):
+                await pair.receiver.offer(chunk_of(delivery.ticket, 0, 2, payload=bytes(SIZE)))
+            with pytest.raises(TransferRejected, match="checksums: one for each of 2 blocks is required, got 0"):
+                await pair.receiver.offer(chunk_of(delivery.ticket, 0, 2))
+        assert held.stored == {}
+
+    asyncio.run(run())
+
+
+def test_incomplete_delivery_is_named() -> None:
+    async def run() -> None:
+        pair = Pair()
+        async with pair.receiver.accept("r", ATTEMPT, Held(), range(4)) as delivery:
+            await pair.sender.ship(delivery.ticket, Run((0, 3)), 0)
+            with pytest.raises(TransferRejected, match="request r: 1 blocks are not valid, the first is 3"):
+                pair.receiver.require_complete(delivery)
+
+    asyncio.run(run())
