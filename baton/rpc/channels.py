@@ -87,6 +87,10 @@ class ClientSecurity:
     tls: ClientTls | None = None
 
 
+NO_SECURITY: Final = ClientSecurity()
+DEFAULT_KEEPALIVE: Final = Keepalive()
+
+
 def bearer(token: str) -> str:
     return f"Bearer {token}"
 
@@ -135,7 +139,7 @@ class PeerChannel:
 
 
 def open_channel(
-    address: str, security: ClientSecurity = ClientSecurity(), keepalive: Keepalive = Keepalive()
+    address: str, security: ClientSecurity = NO_SECURITY, keepalive: Keepalive = DEFAULT_KEEPALIVE
 ) -> PeerChannel:
     """A channel with its own connection to ``host:port``. Nothing is sent before the first call."""
     options: list[Option] = [
@@ -162,7 +166,7 @@ def open_channel(
 class ChannelPool:
     """One channel an address, opened when first asked for, all closed at the end of the ``async with``."""
 
-    def __init__(self, security: ClientSecurity = ClientSecurity(), keepalive: Keepalive = Keepalive()) -> None:
+    def __init__(self, security: ClientSecurity = NO_SECURITY, keepalive: Keepalive = DEFAULT_KEEPALIVE) -> None:
         self._security = security
         self._keepalive = keepalive
         self._channels: dict[str, PeerChannel] = {}

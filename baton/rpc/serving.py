@@ -18,7 +18,7 @@ from baton.core.clock import Clock, Ids, RandomIds, SystemClock
 from baton.core.errors import ConfigError
 from baton.core.telemetry import Meter
 from baton.rpc.calls import Calls
-from baton.rpc.channels import MAX_MESSAGE_BYTES, Keepalive, Option, read_authority, read_pair
+from baton.rpc.channels import DEFAULT_KEEPALIVE, MAX_MESSAGE_BYTES, Keepalive, Option, read_authority, read_pair
 from baton.rpc.interceptors import HEALTH_SERVICE, CallInterceptor
 
 STOP_SECONDS: Final = 2.0  # after the drain, for links to say goodbye
@@ -64,7 +64,7 @@ class ServerPolicy:
 
     token: str = field(default="", repr=False)
     tls: ServerTls | None = None
-    keepalive: Keepalive = field(default_factory=Keepalive)
+    keepalive: Keepalive = DEFAULT_KEEPALIVE
     drain: float = 30.0
     channelz: bool = False
 
