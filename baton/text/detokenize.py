@@ -21,9 +21,11 @@ class IncrementalDetokenizer:
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Add tokens; returns the new text, which may be empty."""
-        tokenizer, add = self._tokenizer, self._assembly.add
-        texts = [add(tokenizer.piece(token_id)) for token_id in token_ids if token_id not in tokenizer.special_ids]
-        return "".join(texts)
+        text = ""
+        for token_id in token_ids:
+            if token_id not in self._tokenizer.special_ids:
+                text += self._assembly.add(self._tokenizer.piece(token_id))
+        return text
 
     def tentative(self) -> str:
         """Text that is held but that ``flush`` would give out now; empty if it would give out U+FFFD."""

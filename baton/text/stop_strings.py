@@ -93,6 +93,8 @@ class StopMatcher:
 
     def push(self, text: str) -> Delivery:
         """Add text. When a stop is complete, text after it is dropped and nothing may be pushed any more."""
+        if not self._stops:
+            return Delivery(text)
         automaton, node = self._automaton, self._node
         for index, character in enumerate(text):
             node = automaton.next(node, character)
@@ -110,9 +112,9 @@ class StopMatcher:
         return self._advance(node, text)
 
     def would_end(self, text: str) -> bool:
-        """Whether a stop would be complete with the last character of ``text``, which is not added."""
+        """Whether a stop would be complete with the last character of ``text``, which is not empty and not added."""
         tail = text[-self._longest :] if len(text) >= self._longest else self._held + text
-        return bool(text) and tail.endswith(self._stops)
+        return tail.endswith(self._stops)
 
     def flush(self) -> str:
         """End the text without a match: returns what was held."""

@@ -42,6 +42,7 @@ class TextStream:
         }
         self._include_stop = include_stop
         self._min_tokens = min_tokens
+        # Characters of text still held that come from the first ``min_tokens`` tokens.
         self._unmatched = 0
         self.tokens = 0
         """Tokens that belong to the answer so far, replayed ones included."""
@@ -57,12 +58,10 @@ class TextStream:
             return self._stop_at(self._stop_tokens[token_id])
         text = self._detokenizer.push((token_id,))
         if self.tokens <= self._min_tokens:
-            text = self._matcher.push_unmatched(text)
-            self._unmatched = len(self._detokenizer.tentative())
-            return TextDelta(text, tokens=1)
+            return TextDelta(self._push_unmatched(text), tokens=1)
         delivery = self._match(text)
         # A byte-fallback vocabulary holds a run of bytes that may yet turn out to be invalid; ending here it is not.
-        if delivery.stop is None and self._matcher.would_end(self._detokenizer.tentative()):
+        if delivery.stop is None and (held := self._detokenizer.tentative()) and self._matcher.would_end(held):
             last = self._match(self._detokenizer.flush())
             delivery = Delivery(delivery.text + last.text, last.stop)
         self.stop_matched = delivery.stop
@@ -90,10 +89,15 @@ class TextStream:
         self.stop_matched = delivery.stop
         return TextDelta(delivery.text + self._matcher.flush(), delivery.stop)
 
+    def _push_unmatched(self, text: str) -> str:
+        held = len(self._detokenizer.tentative())
+        self._unmatched = held if text else max(held, self._unmatched)
+        return self._matcher.push_unmatched(text)
+
     def _match(self, text: str) -> Delivery:
-        """Match text of which the first ``_unmatched`` characters come from the first ``min_tokens`` tokens."""
-        if not text:
-            return Delivery("")
+        """Match the text that comes after ``min_tokens`` tokens."""
+        if not text or not self._unmatched:
+            return self._matcher.push(text)
         early, self._unmatched = self._unmatched, 0
         before = self._matcher.push_unmatched(text[:early])
         delivery = self._matcher.push(text[early:])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 
 import tokenizers
@@ -36,17 +35,11 @@ class Tokenizer:
         self.special_ids = special_ids
         self.eos_ids = eos_ids
         self.bos_id = bos_id
-
-    @cached_property
-    def vocab_size(self) -> int:
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
         """The highest id plus one. A model's embedding may have more rows; their ids have no text."""
-        return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-
-    @cached_property
-    def longest_token_bytes(self) -> int:
+        self.longest_token_bytes = max((len(_as_bytes(pieces.parse(token))) for token in vocabulary), default=0) or 1
         """Bytes of the longest token that text can turn into; at least 1."""
-        pieces = (self.pieces.parse(token) for token in self._backend.get_vocab(with_added_tokens=True))
-        return max((len(_as_bytes(piece)) for piece in pieces), default=0) or 1
 
     def encode(self, text: str, *, add_special: bool = False) -> list[int]:
         """Turn text into ids. The text of a special token becomes that token; ``add_special`` adds BOS or EOS as the
@@ -120,11 +113,16 @@ def load_tokenizer(directory: Path) -> Tokenizer:
         eos_ids = (eos_id,)
     return Tokenizer(
         backend,
-        parse_decoder(json.loads(content).get("decoder")),
+        parse_decoder(_decoder(backend)),
         special_ids=frozenset(special_ids),
         eos_ids=eos_ids,
         bos_id=backend.token_to_id(texts.get("bos_token", "")),
     )
+
+
+def _decoder(backend: tokenizers.Tokenizer) -> object:
+    """The ``decoder`` of the tokenizer.json, from the library, as reading the file again would take much memory."""
+    return None if backend.decoder is None else json.loads(backend.decoder.__getstate__())
 
 
 def _as_bytes(piece: Piece) -> bytes:

@@ -117,6 +117,12 @@ def test_a_stop_of_byte_tokens_ends_the_answer_with_its_own_last_byte(sentence_p
     assert late.extend([the, newline, the, newline]) == TextDelta("the\n the", "\n", 4)
 
 
+def test_a_byte_token_stop_within_min_tokens_stays_text_when_its_run_goes_on(sentence_piece: Tokenizer) -> None:
+    ids = [sentence_piece.token_id(f"<0x{byte:02X}>") or -1 for byte in "é日é".encode()]
+    for min_tokens in range(2, 7):
+        assert TextStream(sentence_piece, ["é"], min_tokens=min_tokens).extend(ids) == TextDelta("é日", "é", 7)
+
+
 @FIXTURES
 @given(data=st.data(), stops=STOPS, delivered=st.integers(0, 30))
 def test_a_replayed_stream_goes_on_without_repeating_or_losing_text(
