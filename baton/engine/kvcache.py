@@ -9,8 +9,10 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import psutil
 import torch
+from numpy.typing import NDArray
 
 from baton.core.errors import ConfigError, CorruptTransfer
 from baton.engine.spec import DecoderSpec
@@ -76,7 +78,7 @@ def write_blocks(pool: torch.Tensor, block_ids: Sequence[int], data: bytes | byt
         rows[block].copy_(source[row * size : (row + 1) * size])
 
 
-def _as_bytes(pool: torch.Tensor):  # noqa: ANN202: numpy's array types are loose
+def _as_bytes(pool: torch.Tensor) -> NDArray[np.uint8]:
     return pool.view(pool.shape[0], -1).view(torch.uint8).numpy()
 
 
