@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
@@ -20,6 +19,7 @@ from baton.core.errors import (
     TokenizerMissing,
     UnknownModel,
 )
+from baton.core.streams import closing
 from baton.core.types import ChatMessage, FinishReason, GenerateRequest, Sampling, StopRules
 from gateway.fanout import choice_seed
 from gateway.relay import RelayPolicy
@@ -175,7 +175,7 @@ def test_a_stop_string_lets_the_worker_go_before_the_last_chunk_is_read() -> Non
     fleet = Fleet(worker)
 
     async def ask() -> int:
-        async with aclosing(fleet.gateway.generate(replace(ASK, stop_strings=(".",)), fleet.caller)) as chunks:
+        async with closing(fleet.gateway.generate(replace(ASK, stop_strings=(".",)), fleet.caller)) as chunks:
             async for chunk in chunks:
                 if chunk.finish is not None:
                     return worker.open
@@ -405,7 +405,7 @@ def test_closing_the_stream_frees_everything(n: int, chunks_read: int) -> None:
     fleet = Fleet(ScriptedDecode("a"))
 
     async def read() -> None:
-        async with aclosing(fleet.gateway.generate(replace(ASK, n=n), fleet.caller)) as chunks:
+        async with closing(fleet.gateway.generate(replace(ASK, n=n), fleet.caller)) as chunks:
             left = chunks_read
             async for _ in chunks:
                 left -= 1
@@ -475,7 +475,7 @@ def test_the_same_id_of_another_tenant_is_another_request() -> None:
     stranger = replace(fleet.caller, tenant="zeta")
 
     async def ask() -> None:
-        async with aclosing(fleet.gateway.generate(replace(ASK, request_id="r"), fleet.caller)) as mine:
+        async with closing(fleet.gateway.generate(replace(ASK, request_id="r"), fleet.caller)) as mine:
             await anext(mine)
             async for _ in fleet.gateway.generate(replace(ASK, request_id="r"), stranger):
                 pass

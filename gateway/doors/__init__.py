@@ -1,0 +1,1 @@
+"""The gateway's front doors: each translates one protocol to ``GatewayApi``."""
