@@ -169,19 +169,26 @@ class _Attachment:
         """Carry requests until the link ends, whoever ends it. ``ended`` learns whether there ever was a welcome."""
         reason = f"the link to {self._name} was closed"
         try:
-            await self._carry()
-            reason = f"{self._name} closed the link"
-        except grpc.aio.AioRpcError as error:
-            reason = from_rpc_error(error, self._name).message
-        except BatonError as error:
-            reason = error.message
-        except Exception as error:  # noqa: BLE001 - the edge: the requests of a broken link must not hang
-            reason = unexpected(error, "").message
+            reason = await self._carry()
+            if self.settled.is_set():
+                _log.warning("decode link ended", extra={"worker": self._worker.worker_id, "cause": reason})
         finally:
             ended(self.settled.is_set())
             self._fail(reason)
 
-    async def _carry(self) -> None:
+    async def _carry(self) -> str:
+        """Why the link ended, when it was not we who closed it."""
+        try:
+            await self._exchange()
+        except grpc.aio.AioRpcError as error:
+            return from_rpc_error(error, self._name).message
+        except BatonError as error:
+            return error.message
+        except Exception as error:  # noqa: BLE001 - the edge: the requests of a broken link must not hang
+            return unexpected(error, "").message
+        return f"{self._name} closed the link"
+
+    async def _exchange(self) -> None:
         peer = open_channel(self._worker.address, self._security)
         try:
             call = decode_pb2_grpc.DecodeServiceStub(peer.channel).Attach(self._messages(), metadata=peer.metadata())
@@ -193,8 +200,6 @@ class _Attachment:
             await peer.close()
 
     def _fail(self, reason: str) -> None:
-        if self.settled.is_set():
-            _log.warning("decode link ended", extra={"worker": self._worker.worker_id, "cause": reason})
         self.down = reason
         self.settled.set()
         for buffer in self._streams.values():

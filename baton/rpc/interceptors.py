@@ -38,7 +38,7 @@ class Undecodable:
     cause: str
 
 
-class CallInterceptor(grpc.aio.ServerInterceptor[Any, Any]):
+class CallInterceptor(grpc.aio.ServerInterceptor):  # pyright: ignore[reportMissingTypeArgument]
     """``counted`` are the full names of the services whose calls are requests: drained and measured one by one.
 
     The others' (health, reflection, long-lived links) are only identified, authenticated and given typed errors.
