@@ -6,10 +6,9 @@ themselves is one tensor.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,26 +16,11 @@ from safetensors import SafetensorError, safe_open
 from baton.core.errors import ModelError
 from baton.engine.decoder import Weights
 from baton.engine.models.architecture import SourceTensor, TensorLayout
-from baton.engine.models.hf_config import read_json_object
 from baton.engine.models.registry import by_name
 from baton.engine.spec import DecoderSpec
+from baton.engine.weights.source import checkpoint_files
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 _STORED_DTYPES = ("F32", "F16", "BF16")
-
-
-def checkpoint_files(directory: Path) -> list[Path]:
-    """The safetensors files of a model directory, sorted. Raises ModelError when one is missing."""
-    index = directory / INDEX_FILE
-    if not index.is_file():
-        files = [directory / SINGLE_FILE]
-    else:
-        files = sorted({directory / name for name in _weight_map(index).values()})
-    for file in files:
-        if not file.is_file():
-            raise ModelError(f"{file}: file missing")
-    return files
 
 
 def load_directory(directory: Path, spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> Weights:
@@ -96,13 +80,3 @@ class _Checkpoint:
             expected = ", ".join(_STORED_DTYPES)
             raise ModelError(f"{path}: tensor {source.name}: unsupported dtype {stored}, expected one of {expected}")
         return file.get_tensor(source.name)
-
-
-def _weight_map(index: Path) -> Mapping[str, str]:
-    weight_map = read_json_object(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise ModelError(f"{index}: weight_map: must be an object that maps tensors to files, got {weight_map!r}")
-    for tensor, name in cast("dict[str, object]", weight_map).items():
-        if not isinstance(name, str) or Path(name).name != name:
-            raise ModelError(f"{index}: weight_map: {tensor}: must be a file name in this directory, got {name!r}")
-    return cast("dict[str, str]", weight_map)
