@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import AbstractContextManager, aclosing
 from typing import Protocol
 
@@ -70,7 +70,7 @@ class EngineReservation(_BlockAccess):
             await self._link.drain()
             await reply.get()
 
-    async def decode(self, first: FirstToken | None) -> AsyncIterator[TokenChunk]:
+    async def decode(self, first: FirstToken | None) -> AsyncGenerator[TokenChunk, None]:
         self._link.send(Decode(self._call.key, first))
         async with aclosing(self._call.chunks.stream()) as chunks:
             async for chunk in chunks:
@@ -80,7 +80,7 @@ class EngineReservation(_BlockAccess):
 class EnginePrefill(_BlockAccess):
     """Satisfies ``baton.core.api.PrefillRun``."""
 
-    def filled(self) -> AsyncIterator[FilledBlocks]:
+    def filled(self) -> AsyncGenerator[FilledBlocks, None]:
         return self._call.filled.stream()
 
     async def first_token(self) -> FirstToken:

@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import count
 
@@ -91,7 +91,7 @@ class EngineClient:
         """The hashes in the prefix cache, and the sequence number of the last change they include."""
         return self._change_sequence, frozenset(self._names)
 
-    async def block_changes(self) -> AsyncIterator[BlockChange]:
+    async def block_changes(self) -> AsyncGenerator[BlockChange, None]:
         """Changes of the prefix cache from now on. A consumer that sees a gap starts over from ``cached_blocks``."""
         changes: Mailbox[BlockChange] = Mailbox(CHANGES_KEPT)
         if self._end:

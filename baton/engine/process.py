@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 
 from baton.core.clock import Clock, SystemClock
-from baton.core.errors import BatonError
+from baton.core.errors import BatonError, ConfigError
 from baton.engine.channel import ChannelClosed, SyncChannel
 from baton.engine.config import EngineConfig
 from baton.engine.core import EngineCore
@@ -42,6 +42,8 @@ def fake_runner(config: EngineConfig) -> FakeRunner:
     """The engine that ``model = "fake"`` names, with a pool as large as the configuration says."""
     card = fake_card(model=config.served_name or "fake", block_size=config.block_size)
     blocks = config.kv_blocks or (config.kv_cache_mb << 20) // card.format.block_bytes
+    if blocks < 1:
+        raise ConfigError(f"[engine] kv_cache_mb: must hold at least one block, got {config.kv_cache_mb}")
     return FakeRunner(card, blocks)
 
 

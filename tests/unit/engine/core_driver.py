@@ -15,6 +15,7 @@ from baton.engine.messages import (
     Admitted,
     BlocksRead,
     Decode,
+    Event,
     Failed,
     Filled,
     First,
@@ -156,7 +157,7 @@ class Driver:
         stats = self.stats
         assert (stats.held_blocks, stats.waiting, stats.running, self.core.has_work) == (0, 0, 0, False)
 
-    def _on_event(self, event: object) -> None:
+    def _on_event(self, event: Event) -> None:
         match event:
             case Admitted(key, cached_tokens):
                 assert self.outcomes[key].cached_tokens is None, "admitted twice"

@@ -188,9 +188,10 @@ class Trial:
                 publish(self.pool, blocks, names(len(blocks), data.draw(st.sampled_from("ab"))))
             case "withdraw":
                 self.pool.withdraw(blocks)
-            case _ if (block := self.pool.grow()) is not None:
-                assert not any(block in other for other in self.live)
-                blocks.append(block)
+            case _:
+                block = self.pool.grow()
+                assert block is None or not any(block in other for other in self.live)
+                blocks += [] if block is None else [block]
 
     def check(self) -> None:
         pool, change = self.pool, self.pool.take_change()

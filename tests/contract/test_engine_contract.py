@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import asyncio
+from contextlib import AbstractAsyncContextManager
+from typing import ClassVar
+
+import pytest
+
+from baton.core.errors import CorruptTransfer
+from baton.engine.client import EngineClient, spawn_engine, threaded_engine
+from baton.engine.config import EngineConfig
+from baton.engine.process import fake_runner
+from tests.contract.engine_contract import EngineContract, answer, assert_idle, drain, prompt, request, tokens_of
+
+
+class FakeContract(EngineContract):
+    """What the fake promises beyond the rest: it notices wrong KV."""
+
+    def test_swapped_blocks_are_noticed_and_not_found_again(self) -> None:
+        async def main() -> None:
+            async with self.open(self.config()) as source, self.open(self.config()) as target:
+                wanted = request(prompt(3 * self.block_size))
+                async with target.reserve(wanted) as reservation, source.prefill(wanted) as run:
+                    first = await run.first_token()
+                    for ordinal, taken in ((0, 1), (1, 0), (2, 2)):
+                        await reservation.write_blocks(ordinal, await run.read_blocks(taken, 1))
+                    with pytest.raises(CorruptTransfer):
+                        await drain(reservation, first)
+                await assert_idle(target)
+                again = await answer(target, wanted)
+                assert again[0].usage is not None
+                assert again[0].usage.cached_tokens == 0
+                assert tokens_of(again) == tokens_of(await answer(source, wanted))
+
+        asyncio.run(main())
+
+
+class TestThreadedFake(FakeContract):
+    chunk_sizes: ClassVar[tuple[int, ...]] = tuple(range(1, 23))
+
+    def open(self, config: EngineConfig) -> AbstractAsyncContextManager[EngineClient]:
+        return threaded_engine(fake_runner(config), config)
+
+
+class TestSpawnedFake(FakeContract):
+    def open(self, config: EngineConfig) -> AbstractAsyncContextManager[EngineClient]:
+        return spawn_engine(config)
