@@ -21,7 +21,6 @@ class GatewayConfig:
     model unless the fleet serves only one. Durations carry their unit in the name.
     """
 
-    id: str = ""
     host: str = "127.0.0.1"
     port: int = 8600
     http_host: str = "127.0.0.1"

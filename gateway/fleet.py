@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 
 from baton.core.api import RegistryApi
@@ -103,8 +103,7 @@ async def watch_fleet(registry: RegistryApi, view: FleetView, clock: Clock, inte
         yield
     finally:
         task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def _watch(registry: RegistryApi, view: FleetView, clock: Clock, interval: float) -> None:
