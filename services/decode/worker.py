@@ -68,6 +68,7 @@ class DecodeWorker:
         self._me = me
         self._clock = clock
         self._circuit = Circuit(clock, peer_rest_seconds)
+        self._computing = 0
         self._ttft = meter.histogram(
             "worker_time_to_first_token_seconds",
             "From a request's arrival at this worker to its first token",
@@ -76,6 +77,11 @@ class DecodeWorker:
         self._itl = meter.histogram("inter_token_latency_seconds", "Gaps between chunks of one answer")
         self._retries = meter.counter("prefill_attempts_failed", "Prefill candidates given up", ("cause",))
         self._local = meter.counter("local_prefills", "Prompts computed by this decode worker itself", ("reason",))
+
+    @property
+    def computing(self) -> int:
+        """Requests that the engine works on now: not those that wait for a place or for a remote prefill."""
+        return self._computing
 
     async def generate(self, request: DecodeRequest) -> AsyncIterator[TokenChunk]:
         tokens = request.tokens
@@ -90,11 +96,11 @@ class DecodeWorker:
             go = _Go(request, reservation, deadline)
             handed = await self._prefill_remotely(go)
             async with closing(self._answer(go, handed)) as answer:
-                histogram_labels = {"mode": "local" if handed is None else "remote"}
+                mode = PrefillMode.LOCAL if handed is None else PrefillMode.REMOTE
                 async for chunk in answer:
                     now = self._clock.now()
                     if chunk.placement is not None:
-                        self._ttft.observe(now - last, **histogram_labels)
+                        self._ttft.observe(now - last, mode=mode.value)
                     else:
                         self._itl.observe(now - last)
                     last = now
@@ -109,10 +115,20 @@ class DecodeWorker:
             placement = None
             if first.finish is not None:
                 return
-        async with closing(go.reservation.decode(first)) as stream:
+        async with closing(self._computed(go.reservation, first)) as stream:
             while (chunk := await go.deadline.within(anext(stream, None), "the next token")) is not None:
                 yield chunk if placement is None else replace(chunk, placement=placement)
                 placement = None
+
+    async def _computed(self, reservation: Reservation, first: FirstToken | None) -> AsyncIterator[TokenChunk]:
+        """What the engine streams, counted as its work for as long as it does."""
+        self._computing += 1
+        try:
+            async with closing(reservation.decode(first)) as stream:
+                async for chunk in stream:
+                    yield chunk
+        finally:
+            self._computing -= 1
 
     # --- the prompt, somewhere else -----------------------------------------------------------------------------------
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar
 
-from baton.core.errors import ConfigError
+from services.process.config import ProcessConfig
 
 
 class ChecksumPolicy(StrEnum):
@@ -16,10 +17,11 @@ class ChecksumPolicy(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class KvTransferConfig:
-    host: str = "127.0.0.1"
-    port: int = 0  # 0: any free one
-    http_port: int = 0
+class KvTransferConfig(ProcessConfig):
+    """Workers read the hand-over's part of this section, the kvtransfer process the directory's."""
+
+    SECTION: ClassVar[str] = "kvtransfer"
+
     checksums: str = "full"  # full | off
     max_message_bytes: int = 8 * 1024 * 1024  # of one offer; at least one block is always sent
     offers_in_flight: int = 3  # of one request
@@ -29,12 +31,13 @@ class KvTransferConfig:
     peer_lease_seconds: float = 10.0  # a peer that did not announce itself for longer is forgotten
 
     def __post_init__(self) -> None:
+        ProcessConfig.__post_init__(self)
         policies = [policy.value for policy in ChecksumPolicy]
-        if self.checksums not in policies:
-            raise ConfigError(f"kvtransfer.checksums must be one of {', '.join(policies)}, got {self.checksums!r}")
+        self.require(self.checksums in policies, "checksums", f"must be one of {', '.join(policies)}")
         for key in ("max_message_bytes", "offers_in_flight", "catalogue_blocks"):
-            if getattr(self, key) < 1:
-                raise ConfigError(f"kvtransfer.{key} must be at least 1, got {getattr(self, key)}")
+            self.require(getattr(self, key) >= 1, key, "must be at least 1")
+        for key in ("acknowledge_seconds", "peer_lease_seconds"):
+            self.require(getattr(self, key) > 0, key, "must be positive")
 
     @property
     def checksum_policy(self) -> ChecksumPolicy:

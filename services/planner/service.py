@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from baton.core.api import RegistryApi
+from baton.core.background import background
 from baton.core.clock import Clock
 from baton.core.errors import BatonError, StateUnavailable
 from baton.core.telemetry import Meter
@@ -74,12 +74,8 @@ class Planner:
     async def running(self) -> AsyncIterator[None]:
         """Refresh now, and go on refreshing until the block ends."""
         await self.refresh()
-        async with asyncio.TaskGroup() as group:
-            task = group.create_task(self._keep_fresh())
-            try:
-                yield
-            finally:
-                task.cancel()
+        async with background(self._keep_fresh(), "refresh the fleet"):
+            yield
 
     async def _keep_fresh(self) -> None:
         while True:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from baton.core.api import DecodeApi, EngineApi, KvReceiverApi, PrefillApi
+from baton.core.api import EngineApi, KvReceiverApi, PrefillApi
 from baton.core.clock import Clock
 from baton.core.telemetry import Meter
 from baton.core.types import Candidate, Ticket
@@ -20,7 +20,7 @@ from services.prefill.worker import PrefillWorker
 @dataclass(frozen=True, slots=True)
 class WorkerParts:
     prefill: PrefillApi
-    decode: DecodeApi
+    decode: DecodeWorker
     receiver: KvReceiver
 
 

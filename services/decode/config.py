@@ -1,0 +1,13 @@
+"""Settings of a decode worker (section ``decode``); its engine's are in section ``engine``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from services.process.config import ProcessConfig
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig(ProcessConfig):
+    SECTION: ClassVar[str] = "decode"

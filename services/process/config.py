@@ -1,0 +1,60 @@
+"""What the sections of all services have in common: where to listen, how to prove who one is, how to end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from baton.core.config import secret
+from baton.core.errors import ConfigError
+from baton.rpc.channels import ClientSecurity, ClientTls
+from baton.rpc.serving import ServerPolicy, ServerTls
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessConfig:
+    """``advertise_host``: how others reach this host, where that is not ``host`` (0.0.0.0, say). Ports 0: any free.
+
+    ``service_token`` is shared by all services; a caller without it is refused. With TLS, ``tls_ca`` is the authority
+    that signed every service's certificate.
+    """
+
+    SECTION: ClassVar[str] = "process"
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    advertise_host: str = ""
+    http_host: str = "127.0.0.1"
+    http_port: int = 0
+    service_token: str = secret()
+    tls_certificate: str = ""
+    tls_key: str = ""
+    tls_ca: str = ""
+    heartbeat_seconds: float = 0.25
+    drain_seconds: float = 60.0  # for running requests, after SIGTERM
+
+    def __post_init__(self) -> None:
+        self.require(self.heartbeat_seconds > 0, "heartbeat_seconds", "must be positive")
+        self.require(self.drain_seconds >= 0, "drain_seconds", "must not be negative")
+        for key in ("port", "http_port"):
+            self.require(0 <= getattr(self, key) <= 65535, key, "must be between 0 and 65535")
+        given = [bool(self.tls_certificate), bool(self.tls_key), bool(self.tls_ca)]
+        self.require(all(given) or not any(given), "tls_ca", "goes with tls_certificate and tls_key, all or none")
+
+    def require(self, holds: bool, key: str, rule: str) -> None:
+        """ConfigError, naming section, key and value, unless ``holds``."""
+        if not holds:
+            raise ConfigError(f"{self.SECTION}.{key} {rule}, got {getattr(self, key)!r}")
+
+    def server_policy(self) -> ServerPolicy:
+        tls = None
+        if self.tls_certificate:
+            tls = ServerTls(Path(self.tls_certificate), Path(self.tls_key), Path(self.tls_ca))
+        return ServerPolicy(token=self.service_token, tls=tls, drain=self.drain_seconds)
+
+    def client_security(self) -> ClientSecurity:
+        tls = None
+        if self.tls_ca:
+            tls = ClientTls(Path(self.tls_ca), Path(self.tls_certificate), Path(self.tls_key))
+        return ClientSecurity(self.service_token, tls)

@@ -1,0 +1,38 @@
+"""A worker's engine in numbers, for Prometheus."""
+
+from __future__ import annotations
+
+from baton.core.telemetry import Meter
+from baton.core.types import EngineStats
+
+COUNTERS = {
+    "prompt_tokens_computed": "Prompt tokens computed by this engine",
+    "prompt_tokens_cached": "Prompt tokens found in the prefix cache",
+    "tokens_generated": "Tokens drawn",
+    "preemptions": "Requests that gave up their blocks and were recomputed",
+    "steps": "Engine steps",
+}
+
+
+class EngineSeries:
+    """Turns snapshots into gauges and counters. Free, held and cached blocks sum to the pool."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._blocks = meter.gauge("kv_blocks", "KV blocks by state", ("state",))
+        self._requests = meter.gauge("engine_requests", "Requests in the engine by state", ("state",))
+        self._counters = {name: meter.counter(f"engine_{name}", help) for name, help in COUNTERS.items()}
+        self._last = EngineStats()
+
+    def update(self, stats: EngineStats) -> None:
+        """Called with every heartbeat."""
+        for state, blocks in (
+            ("free", stats.free_blocks),
+            ("held", stats.held_blocks),
+            ("cached", stats.cached_blocks),
+        ):
+            self._blocks.set(blocks, state=state)
+        self._requests.set(stats.waiting, state="waiting")
+        self._requests.set(stats.running, state="running")
+        for name, counter in self._counters.items():
+            counter.add(getattr(stats, name) - getattr(self._last, name))
+        self._last = stats

@@ -1,0 +1,114 @@
+"""A worker process: an engine process beside this front, which serves both kinds of work whatever its role."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+
+from baton.core.arguments import Arguments
+from baton.core.background import background
+from baton.core.config import Section
+from baton.core.errors import PeerUnavailable
+from baton.core.streams import closing
+from baton.core.types import Candidate, DecodeRequest, Role, StopRules, TokenRequest
+from baton.engine.client import EngineClient, spawn_engine
+from baton.engine.config import EngineConfig
+from baton.rpc.decode_service import decode_service
+from baton.rpc.directory import DirectoryClient
+from baton.rpc.kvreceiver import KvReceiverClient, kvreceiver_service
+from baton.rpc.link import EnginePulse, first_of
+from baton.rpc.prefill import PrefillClient, prefill_service
+from baton.rpc.serving import Service
+from baton.state.config import StateConfig
+from services.kvtransfer.config import KvTransferConfig
+from services.kvtransfer.handshake import identity
+from services.process.config import ProcessConfig
+from services.process.main import run_service
+from services.process.process import ServiceProcess, service_process
+from services.worker.catalogue import Catalogue
+from services.worker.load import EngineSeries
+from services.worker.parts import WorkerParts, build_parts
+
+log = logging.getLogger(__name__)
+
+KVTRANSFER = Section("kvtransfer", KvTransferConfig)
+ENGINE = Section("engine", EngineConfig)
+STATE = Section("state", StateConfig)
+CATALOGUE_SECONDS = 1.0
+
+
+def main(role: Role, section: Section[ProcessConfig]) -> None:
+    run_service(f"services.{role.value}", (section, KVTRANSFER, ENGINE, STATE), partial(serve, role, section))
+
+
+async def serve(role: Role, section: Section[ProcessConfig], arguments: Arguments) -> None:
+    settings = arguments.settings
+    async with AsyncExitStack() as stack:
+        process = await stack.enter_async_context(
+            service_process(arguments.id, role, settings.fill(section), settings.fill(STATE))
+        )
+        loading = stack.enter_async_context(spawn_engine(settings.fill(ENGINE), on_progress=log.info))
+        engine = await process.unless_stopped(loading)
+        process.registration.describe(engine.card, lambda: engine.stats)
+        parts = _parts(process, engine, settings.fill(KVTRANSFER))
+        await process.unless_stopped(warm_up(parts))
+        await stack.enter_async_context(background(_report(process, engine), "engine series"))
+        await stack.enter_async_context(background(_catalogue(process, engine), "block catalogue"))
+        async with process.serving(_services(process, engine, parts)):
+            await first_of(process.stopping.wait(), _engine_end(engine))
+
+
+def _parts(process: ServiceProcess, engine: EngineClient, kvtransfer: KvTransferConfig) -> WorkerParts:
+    channels = process.channels
+    return build_parts(
+        engine,
+        Candidate(process.id, process.address, process.epoch),
+        receivers=lambda ticket: KvReceiverClient(
+            channels.get(ticket.receiver_address), kvtransfer.acknowledge_seconds
+        ),
+        prefill_peers=lambda candidate: PrefillClient(channels.get(candidate.address)),
+        kvtransfer=kvtransfer,
+        meter=process.meter,
+        clock=process.clock,
+    )
+
+
+def _services(process: ServiceProcess, engine: EngineClient, parts: WorkerParts) -> Sequence[Service]:
+    def pulse() -> EnginePulse:
+        return EnginePulse(engine.stats.steps, parts.decode.computing)
+
+    return (
+        decode_service(parts.decode, worker_id=process.id, epoch=process.epoch, pulse=pulse, clock=process.clock),
+        prefill_service(parts.prefill),
+        kvreceiver_service(parts.receiver),
+    )
+
+
+async def warm_up(parts: WorkerParts) -> None:
+    """One tiny answer, so that the first real one is not the slowest. Too short a prompt to stay in the prefix cache."""
+    request = TokenRequest("warm-up", prompt=(0,), stop=StopRules(max_tokens=2, ignore_eos=True))
+    async with closing(parts.decode.generate(DecodeRequest(request))) as chunks:
+        async for _ in chunks:
+            pass
+
+
+async def _report(process: ServiceProcess, engine: EngineClient) -> None:
+    series = EngineSeries(process.meter)
+    while True:
+        series.update(engine.stats)
+        await process.clock.sleep(process.config.heartbeat_seconds)
+
+
+async def _catalogue(process: ServiceProcess, engine: EngineClient) -> None:
+    me = identity(process.id, process.epoch, engine.card)
+    catalogue = Catalogue(
+        engine, process.registry, lambda at: DirectoryClient(process.channels.get(at)), me, process.address
+    )
+    await catalogue.run(process.clock, CATALOGUE_SECONDS)
+
+
+async def _engine_end(engine: EngineClient) -> None:
+    """An engine that ends takes its worker with it: somebody else will start both again."""
+    raise PeerUnavailable(f"the engine ended: {await engine.closed()}")
