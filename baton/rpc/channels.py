@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 from baton.core.errors import BatonError, ConfigError, InvalidRequest, PeerUnavailable
-from baton.rpc.errors import from_rpc_error
+from baton.rpc.errors import from_rpc_error, is_bare
 
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 REQUEST_ID_KEY: Final = "x-request-id"
@@ -126,7 +126,7 @@ class PeerChannel:
         try:
             return await call
         except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and is_bare(error):
                 raise PeerUnavailable(f"{self.address}: no answer within {limit:g} s") from error
             raise from_rpc_error(error, self.address) from error
 

@@ -147,6 +147,11 @@ def from_rpc_error(error: grpc.aio.AioRpcError, peer: str) -> BatonError:
     return _build(kind, detail)
 
 
+def is_bare(error: grpc.aio.AioRpcError) -> bool:
+    """Whether gRPC itself ended the call, not the peer's code."""
+    return _rich_detail(error) is None
+
+
 def _rich_detail(error: grpc.aio.AioRpcError) -> types_pb2.ErrorDetail | None:
     """Our details in the trailing metadata, or None: gRPC itself ended the call, or not a peer of ours."""
     metadata = cast("Iterable[tuple[str, str | bytes]]", error.trailing_metadata() or ())
