@@ -19,6 +19,8 @@ from services.planner.policy import Noise, plan
 
 log = logging.getLogger(__name__)
 
+MISSES_BEFORE_AWAY = 3  # a single slow answer is not worth a line
+
 
 class Planner:
     """Implements ``PlannerApi``. Answers from memory: no call waits on the registry."""
@@ -38,7 +40,7 @@ class Planner:
         self._noise = noise
         self._view = FleetView()
         self._in_flight = InFlight(clock, config.in_flight_seconds)
-        self._away = False
+        self._misses = 0
         self._plans = meter.counter("plans", "Answered queries", ("reason",))
         self._refused = meter.counter("plans_refused", "Queries without a plan", ("reason",))
         self._seconds = meter.histogram(
@@ -62,13 +64,13 @@ class Planner:
         try:
             self._view.update(await self._registry.processes())
         except StateUnavailable as error:
-            if not self._away:
+            self._misses += 1
+            if self._misses == MISSES_BEFORE_AWAY:
                 log.warning("registry is away, planning from the last picture", extra={"error": error.message})
-            self._away = True
             return
-        if self._away:
+        if self._misses >= MISSES_BEFORE_AWAY:
             log.info("registry is back")
-        self._away = False
+        self._misses = 0
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

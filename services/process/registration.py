@@ -15,9 +15,11 @@ from baton.core.types import EngineStats, ModelCard, ProcessRecord, WorkerState
 
 log = logging.getLogger(__name__)
 
+MISSES_BEFORE_AWAY = 3  # a single slow answer is not worth a line
+
 
 class Registration:
-    """Keeps ``record`` in the registry. Redis away: the process runs on and keeps trying; each change is logged once.
+    """Keeps ``record`` in the registry. Redis away: the process runs on and keeps trying; that and its end are logged once.
 
     A Redis that comes back empty has the record again after one heartbeat.
     """
@@ -32,7 +34,7 @@ class Registration:
         self._record = record
         self._stats: Callable[[], EngineStats] = EngineStats
         self._measured = (clock.now(), 0)  # when, and tokens generated until then
-        self._away = False
+        self._misses = 0
 
     @property
     def record(self) -> ProcessRecord:
@@ -64,13 +66,13 @@ class Registration:
         try:
             await self._registry.register(self._record, self._lease)
         except StateUnavailable as error:
-            if not self._away:
+            self._misses += 1
+            if self._misses == MISSES_BEFORE_AWAY:
                 log.warning("registry is away, carrying on", extra={"error": error.message})
-            self._away = True
             return
-        if self._away:
+        if self._misses >= MISSES_BEFORE_AWAY:
             log.info("registry is back")
-        self._away = False
+        self._misses = 0
 
     @asynccontextmanager
     async def kept(self) -> AsyncIterator[None]:

@@ -38,8 +38,8 @@ class Catalogue:
         self._address = address
         self._directory = ""  # address of the one that knows ``_published``
         self._published: frozenset[bytes] = frozenset()
-        self._version = -1
-        self._sequence = 0
+        self._version: int = -1
+        self._sequence: int = 0
         self._failing = False
 
     async def run(self, clock: Clock, interval: float) -> None:

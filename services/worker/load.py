@@ -20,7 +20,7 @@ class EngineSeries:
     def __init__(self, meter: Meter) -> None:
         self._blocks = meter.gauge("kv_blocks", "KV blocks by state", ("state",))
         self._requests = meter.gauge("engine_requests", "Requests in the engine by state", ("state",))
-        self._counters = {name: meter.counter(f"engine_{name}", help) for name, help in COUNTERS.items()}
+        self._counters = {name: meter.counter(f"engine_{name}", text) for name, text in COUNTERS.items()}
         self._last = EngineStats()
 
     def update(self, stats: EngineStats) -> None:

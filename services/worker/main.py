@@ -61,13 +61,11 @@ async def serve(role: Role, section: Section[ProcessConfig], arguments: Argument
 
 
 def _parts(process: ServiceProcess, engine: EngineClient, kvtransfer: KvTransferConfig) -> WorkerParts:
-    channels = process.channels
+    channels, limit = process.channels, kvtransfer.acknowledge_seconds
     return build_parts(
         engine,
         Candidate(process.id, process.address, process.epoch),
-        receivers=lambda ticket: KvReceiverClient(
-            channels.get(ticket.receiver_address), kvtransfer.acknowledge_seconds
-        ),
+        receivers=lambda ticket: KvReceiverClient(channels.get(ticket.receiver_address), limit),
         prefill_peers=lambda candidate: PrefillClient(channels.get(candidate.address)),
         kvtransfer=kvtransfer,
         meter=process.meter,
@@ -87,7 +85,7 @@ def _services(process: ServiceProcess, engine: EngineClient, parts: WorkerParts)
 
 
 async def warm_up(parts: WorkerParts) -> None:
-    """One tiny answer, so that the first real one is not the slowest. Too short a prompt to stay in the prefix cache."""
+    """One tiny answer, so that the first real one is not the slowest. Its prompt is too short for the prefix cache."""
     request = TokenRequest("warm-up", prompt=(0,), stop=StopRules(max_tokens=2, ignore_eos=True))
     async with closing(parts.decode.generate(DecodeRequest(request))) as chunks:
         async for _ in chunks:
