@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ssl
 from collections.abc import Awaitable
@@ -117,18 +118,28 @@ class PeerChannel:
     async def answer(self, call: Awaitable[T]) -> T:
         """The response of a unary call, or the typed error that it ended with."""
         try:
-            return await call
+            return await self._finished(call)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, self.address) from error
 
     async def answer_soon(self, call: Awaitable[T], limit: float) -> T:
         """Like ``answer``, for a call whose timeout is our own ``limit`` and not a request's: late means lost."""
         try:
-            return await call
+            return await self._finished(call)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and is_bare(error):
                 raise PeerUnavailable(f"{self.address}: no answer within {limit:g} s") from error
             raise from_rpc_error(error, self.address) from error
+
+    async def _finished(self, call: Awaitable[T]) -> T:
+        """gRPC says CancelledError too when the channel is closed under a call; nobody cancelled its caller then."""
+        try:
+            return await call
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise PeerUnavailable(f"{self.address}: the channel was closed") from error
 
     def incomplete(self, error: InvalidRequest) -> BatonError:
         """A response that means nothing is the peer's fault, not our caller's."""

@@ -21,7 +21,7 @@ from baton.rpc.calls import Calls
 from baton.rpc.channels import DEFAULT_KEEPALIVE, MAX_MESSAGE_BYTES, Keepalive, Option, read_authority, read_pair
 from baton.rpc.interceptors import HEALTH_SERVICE, CallInterceptor
 
-STOP_SECONDS: Final = 2.0  # after the drain, for links to say goodbye
+STOP_SECONDS: Final = 1.0  # after the drain, for links to say goodbye
 
 # The stubs leave parts of these untyped.
 _aio: Any = grpc.aio
