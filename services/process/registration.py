@@ -19,7 +19,7 @@ MISSES_BEFORE_AWAY = 3  # a single slow answer is not worth a line
 
 
 class Registration:
-    """Keeps ``record`` in the registry. Redis away: the process runs on and keeps trying; that and its end are logged once.
+    """Keeps ``record`` in the registry. Redis away: the process runs on and keeps trying; both ends are logged once.
 
     A Redis that comes back empty has the record again after one heartbeat.
     """
