@@ -4,35 +4,36 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-from baton.core.config import secret
-from baton.core.errors import ConfigError
+from baton.rpc.channels import MAX_MESSAGE_BYTES
+from baton.rpc.serving import ServerPolicy, ServerTls
 from gateway.relay import RelayPolicy
+from gateway.service import GatewayPolicy
 from gateway.validate import Limits
-
-WIRE_LIMIT_BYTES = 64 * 1024 * 1024
+from services.process.config import ProcessConfig
 
 
 @dataclass(frozen=True, slots=True)
-class GatewayConfig:
-    """``tokenizers`` are ``NAME=DIRECTORY`` entries; a served model without one takes and returns token ids only.
+class GatewayConfig(ProcessConfig):
+    """Keys named ``tls_*`` are for the connections to other services; the door has its own certificate, and asks
+    callers for one only when ``door_client_ca`` is set.
 
+    ``tokenizers`` are ``NAME=DIRECTORY`` entries; a served model without one takes and returns token ids only.
     ``planner_address`` empty: the planner is found in the registry. ``default_model`` empty: a request must name its
-    model unless the fleet serves only one. Durations carry their unit in the name.
+    model unless the fleet serves only one.
     """
 
-    host: str = "127.0.0.1"
+    SECTION: ClassVar[str] = "gateway"
+
     port: int = 8600
-    http_host: str = "127.0.0.1"
-    http_port: int = 0
     keys_file: Path = Path("keys.toml")
-    service_token: str = secret()
     planner_address: str = ""
     tokenizers: tuple[str, ...] = ()
     default_model: str = ""
-    tls_certificate: str = ""
-    tls_key: str = ""
-    tls_client_ca: str = ""
+    door_certificate: str = ""
+    door_key: str = ""
+    door_client_ca: str = ""
 
     planner_budget_ms: float = 20.0
     fleet_poll_ms: float = 200.0
@@ -40,7 +41,6 @@ class GatewayConfig:
     recovery_patience_seconds: float = 5.0  # how long a started answer waits for a worker to continue on
     down_seconds: float = 2.0  # how long a worker that failed a request is avoided by new ones
     client_stall_seconds: float = 20.0  # a client that reads nothing for so long is cancelled
-    drain_seconds: float = 60.0
     default_timeout_seconds: float = 600.0  # of a call that brings no deadline
 
     default_max_tokens: int = 1024
@@ -52,16 +52,27 @@ class GatewayConfig:
     max_logit_bias: int = 1024
 
     def __post_init__(self) -> None:
-        for name in ("planner_budget_ms", "fleet_poll_ms", "client_stall_seconds", "default_timeout_seconds"):
-            _require(getattr(self, name) > 0, name, getattr(self, name), "must be above 0")
-        for name in ("max_lost_workers", "recovery_patience_seconds", "down_seconds", "drain_seconds", "max_logprobs"):
-            _require(getattr(self, name) >= 0, name, getattr(self, name), "must be at least 0")
-        for name in ("default_max_tokens", "max_choices", "max_prompt_bytes", "max_messages"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
-        below_wire = f"must be below the wire's {WIRE_LIMIT_BYTES}"
-        _require(self.max_prompt_bytes < WIRE_LIMIT_BYTES, "max_prompt_bytes", self.max_prompt_bytes, below_wire)
-        both = bool(self.tls_certificate) == bool(self.tls_key)
-        _require(both, "tls_key", self.tls_key, "tls_certificate and tls_key go together")
+        ProcessConfig.__post_init__(self)
+        for key in ("planner_budget_ms", "fleet_poll_ms", "client_stall_seconds", "default_timeout_seconds"):
+            self.require(getattr(self, key) > 0, key, "must be above 0")
+        for key in ("max_lost_workers", "recovery_patience_seconds", "down_seconds", "max_logprobs"):
+            self.require(getattr(self, key) >= 0, key, "must be at least 0")
+        for key in ("default_max_tokens", "max_choices", "max_prompt_bytes", "max_messages"):
+            self.require(getattr(self, key) >= 1, key, "must be at least 1")
+        below_wire = self.max_prompt_bytes < MAX_MESSAGE_BYTES
+        self.require(below_wire, "max_prompt_bytes", f"must be below the wire's {MAX_MESSAGE_BYTES}")
+        self.require(bool(self.door_certificate) == bool(self.door_key), "door_key", "goes with door_certificate")
+        has_door = bool(self.door_certificate) or not self.door_client_ca
+        self.require(has_door, "door_client_ca", "needs door_certificate and door_key")
+        self.tokenizer_directories()
+
+    def server_policy(self) -> ServerPolicy:
+        """The door's: callers prove themselves by API keys, not by the services' token."""
+        tls = None
+        if self.door_certificate:
+            authority = Path(self.door_client_ca) if self.door_client_ca else None
+            tls = ServerTls(Path(self.door_certificate), Path(self.door_key), authority)
+        return ServerPolicy(tls=tls, drain=self.drain_seconds)
 
     @property
     def limits(self) -> Limits:
@@ -76,19 +87,18 @@ class GatewayConfig:
         )
 
     @property
+    def policy(self) -> GatewayPolicy:
+        return GatewayPolicy(self.limits, self.default_timeout_seconds, self.default_model)
+
+    @property
     def relay(self) -> RelayPolicy:
         return RelayPolicy(lost_workers=self.max_lost_workers, patience=self.recovery_patience_seconds)
 
     def tokenizer_directories(self) -> dict[str, Path]:
-        """Model name to directory. Raises ConfigError for an entry of another form."""
+        """Model name to directory."""
         found: dict[str, Path] = {}
         for entry in self.tokenizers:
-            name, equals, directory = entry.partition("=")
-            _require(bool(name and equals and directory), "tokenizers", entry, "entries have the form NAME=DIRECTORY")
+            name, _, directory = entry.partition("=")
+            self.require(bool(name and directory), "tokenizers", "must hold entries of the form NAME=DIRECTORY")
             found[name] = Path(directory)
         return found
-
-
-def _require(holds: bool, key: str, value: object, rule: str) -> None:
-    if not holds:
-        raise ConfigError(f"gateway.{key}: {rule}, got {value}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -10,8 +9,9 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 
 from baton.core.api import RegistryApi
+from baton.core.background import background
 from baton.core.clock import Clock
-from baton.core.errors import BatonError
+from baton.core.errors import StateUnavailable
 from baton.core.types import Candidate, ModelCard, ProcessRecord, Role, WorkerState
 
 log = logging.getLogger(__name__)
@@ -95,28 +95,37 @@ class FleetView:
         return self._sent[worker_id]
 
 
-@asynccontextmanager
-async def watch_fleet(registry: RegistryApi, view: FleetView, clock: Clock, interval: float) -> AsyncIterator[None]:
-    """Keep ``view`` fresh while the block lasts. With the registry away the last known fleet stays in use."""
-    task = asyncio.create_task(_watch(registry, view, clock, interval), name="watch-fleet")
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+class FleetWatch:
+    """Feeds a view from the registry. With the registry away the last known fleet stays in use."""
 
+    def __init__(self, registry: RegistryApi, view: FleetView, clock: Clock, *, interval: float) -> None:
+        self._registry = registry
+        self._view = view
+        self._clock = clock
+        self._interval = interval
+        self._away = False
 
-async def _watch(registry: RegistryApi, view: FleetView, clock: Clock, interval: float) -> None:
-    reachable = True
-    while True:
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Look now, and go on looking while the block lasts."""
+        await self.look()
+        async with background(self._keep_looking(), "watch-fleet"):
+            yield
+
+    async def look(self) -> None:
         try:
-            view.update(await registry.processes())
-        except BatonError as error:
-            if reachable:
-                log.warning("registry away: the last known fleet stays in use", extra={"error": error.message})
-            reachable = False
-        else:
-            if not reachable:
-                log.info("registry back")
-            reachable = True
-        await clock.sleep(interval)
+            records = await self._registry.processes()
+        except StateUnavailable as error:
+            if not self._away:
+                log.warning("registry is away, the last known fleet stays in use", extra={"error": error.message})
+            self._away = True
+            return
+        if self._away:
+            log.info("registry is back")
+        self._away = False
+        self._view.update(records)
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await self._clock.sleep(self._interval)
+            await self.look()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Protocol
 
 from baton.core.api import DecodeApi
+from baton.core.background import background
 from baton.core.clock import Clock
 from baton.core.types import Candidate
 from gateway.fleet import FleetView
@@ -55,12 +55,10 @@ class LinkPool:
 @asynccontextmanager
 async def tended(pool: LinkPool, clock: Clock) -> AsyncIterator[LinkPool]:
     """Close departed workers' links from time to time while the block lasts, and all links at its end."""
-    task = asyncio.create_task(_tend(pool, clock), name="tend-links")
     try:
-        yield pool
+        async with background(_tend(pool, clock), "tend-links"):
+            yield pool
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
         await pool.aclose()
 
 

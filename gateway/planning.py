@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 
 from baton.core.api import PlannerApi
@@ -16,10 +17,27 @@ log = logging.getLogger(__name__)
 PLANNER_UNREACHABLE = "planner_unreachable"
 
 
-class Placing:
+class DiscoveredPlanner(PlannerApi):
+    """The planner at the address that the registry names, or at a fixed one."""
+
+    def __init__(self, fleet: FleetView, connect: Callable[[str], PlannerApi], address: str = "") -> None:
+        self._fleet = fleet
+        self._connect = connect
+        self._address = address
+        self._turn = 0
+
+    async def plan(self, query: PlanQuery) -> Plan:
+        addresses = (self._address,) if self._address else self._fleet.addresses(Role.PLANNER)
+        if not addresses:
+            raise PeerUnavailable("no planner is registered")
+        self._turn += 1
+        return await self._connect(addresses[self._turn % len(addresses)]).plan(query)
+
+
+class Placing(PlannerApi):
     """Asks the planner within a budget; silent or gone, places by least load with local prefill.
 
-    Implements ``PlannerApi``. Workers that failed other requests a moment ago are avoided while there are others.
+    Workers that failed other requests a moment ago are avoided while there are others.
     """
 
     def __init__(self, planner: PlannerApi, fleet: FleetView, meter: Meter, *, budget_seconds: float) -> None:

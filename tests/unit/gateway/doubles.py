@@ -40,12 +40,10 @@ from baton.text.tokenizer import Tokenizer
 from baton.text.vocabulary import parse_decoder
 from gateway.fleet import FleetView
 from gateway.keys import KeyRing, new_key
-from gateway.meters import RequestMeters
-from gateway.planning import Placing
+from gateway.parts import build_gateway
 from gateway.prompt import ModelText, Prompts
-from gateway.relay import Relay, RelayPolicy
-from gateway.running import RunningRequests
-from gateway.service import Gateway, GatewayParts, GatewayPolicy
+from gateway.relay import RelayPolicy
+from gateway.service import GatewayPolicy
 
 MODEL = "toy"
 EOS = 256
@@ -204,22 +202,20 @@ class Fleet:
         self.key, stored = new_key("local", "acme")
         self.keys = KeyRing("0" * 64, [stored])
         self.caller: Principal = self.keys.authenticate(self.key)
-        self.running = RunningRequests()
         self.tokenizer = byte_tokenizer()
         texts = {MODEL: ModelText(self.tokenizer, _render)} if text else {}
-        placing = Placing(self.planner, self.view, SilentMeter(), budget_seconds=0.05)
-        links = lambda where: self.workers[where.worker_id]  # noqa: E731
-        self.gateway = Gateway(
-            GatewayParts(
-                keys=self.keys,
-                fleet=self.view,
-                prompts=Prompts(texts),
-                relay=Relay(placing, links, self.view, clock, SilentMeter(), relay or RelayPolicy(4, 0.3)),
-                running=self.running,
-                meters=RequestMeters(SilentMeter(), clock, lambda model: self.view.card(model) is not None),
-                ids=CountingIds(),
-            ),
-            policy or GatewayPolicy(),
+        self.gateway = build_gateway(
+            keys=self.keys,
+            fleet=self.view,
+            prompts=Prompts(texts),
+            planner=self.planner,
+            links=lambda where: self.workers[where.worker_id],
+            meter=SilentMeter(),
+            clock=clock,
+            ids=CountingIds(),
+            policy=policy or GatewayPolicy(),
+            relay=relay or RelayPolicy(4, 0.3),
+            planner_budget_seconds=0.05,
         )
 
     async def ask(self, request: GenerateRequest) -> list[GenerateChunk]:
@@ -227,7 +223,7 @@ class Fleet:
 
     def assert_idle(self) -> None:
         assert {worker.worker_id: worker.open for worker in self.workers.values()} == dict.fromkeys(self.workers, 0)
-        assert self.running.count == 0
+        assert self.gateway.running == 0
 
 
 def _render(messages: Sequence[ChatMessage]) -> str:

@@ -1,0 +1,76 @@
+"""The gateway: ``python -m gateway --id NAME``."""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from baton.core.arguments import Arguments
+from baton.core.clock import Clock, RandomIds
+from baton.core.config import Section
+from baton.core.errors import TokenizerMissing
+from baton.core.types import Candidate, Role
+from baton.rpc.decode_link import DecodeLink
+from baton.rpc.planner import PlannerClient
+from baton.state.config import StateConfig
+from gateway.config import GatewayConfig
+from gateway.doors.native import native_door
+from gateway.fleet import FleetView, FleetWatch
+from gateway.keys import load_keys
+from gateway.links import LinkPool, tended
+from gateway.parts import build_gateway
+from gateway.planning import DiscoveredPlanner
+from gateway.prompt import ModelText, Prompts, load_model_text
+from services.process.main import run_service
+from services.process.process import ServiceProcess, service_process
+
+GATEWAY = Section("gateway", GatewayConfig)
+STATE = Section("state", StateConfig)
+
+
+async def serve(arguments: Arguments) -> None:
+    config, state = arguments.settings.fill(GATEWAY), arguments.settings.fill(STATE)
+    keys = load_keys(config.keys_file)
+    async with service_process(arguments.id, Role.GATEWAY, config, state) as process:
+        fleet = FleetView(process.clock, down_seconds=config.down_seconds)
+        watch = FleetWatch(process.registry, fleet, process.clock, interval=config.fleet_poll_ms / 1000)
+        open_link = partial(_open_link, gateway_id=arguments.id, config=config)
+        async with watch.running(), tended(LinkPool(open_link, fleet), process.clock) as links:
+            gateway = build_gateway(
+                keys=keys,
+                fleet=fleet,
+                prompts=Prompts(_load_texts(config.tokenizer_directories(), process.clock)),
+                planner=DiscoveredPlanner(fleet, partial(_connect_planner, process), config.planner_address),
+                links=links,
+                meter=process.meter,
+                clock=process.clock,
+                ids=RandomIds(),
+                policy=config.policy,
+                relay=config.relay,
+                planner_budget_seconds=config.planner_budget_ms / 1000,
+            )
+            door = native_door(gateway, keys, stall_seconds=config.client_stall_seconds)
+            async with process.serving([door]):
+                await process.stopping.wait()
+
+
+def _load_texts(directories: Mapping[str, Path], clock: Clock) -> dict[str, ModelText]:
+    """Models whose directory has no tokenizer are left out: they serve token ids only."""
+    found: dict[str, ModelText] = {}
+    for name, directory in directories.items():
+        try:
+            found[name] = load_model_text(directory, clock)
+        except TokenizerMissing:
+            continue
+    return found
+
+
+def _open_link(worker: Candidate, *, gateway_id: str, config: GatewayConfig) -> DecodeLink:
+    return DecodeLink(worker, gateway_id=gateway_id, security=config.client_security())
+
+
+def _connect_planner(process: ServiceProcess, address: str) -> PlannerClient:
+    return PlannerClient(process.channels.get(address))
+
+
+if __name__ == "__main__":
+    run_service("gateway", (GATEWAY, STATE), serve)
