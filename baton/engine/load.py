@@ -1,0 +1,91 @@
+"""From configuration to a runner that is ready to compute: spec, weights, decoder, KV pool."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+
+from baton.core.errors import ConfigError, ModelError
+from baton.core.types import KvFormat, ModelCard
+from baton.engine import kvcache
+from baton.engine.config import EngineConfig
+from baton.engine.decoder import Decoder, Weights
+from baton.engine.native.build import NativeUnavailable
+from baton.engine.native.decoder import NativeDecoder
+from baton.engine.spec import DecoderSpec
+from baton.engine.torch_decoder import TorchDecoder
+from baton.engine.torch_runner import TorchRunner
+from baton.engine.weights.load import load_weights
+from baton.engine.weights.source import RANDOM_PREFIX, load_spec, weights_hash
+
+log = logging.getLogger(__name__)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def build_runner(config: EngineConfig) -> TorchRunner:
+    """Load ``config.model``, a Hugging Face directory or ``random:CONFIG``.
+
+    Raises ModelError when the model cannot be loaded and ConfigError naming the key, the limit and the value when the
+    configuration does not suit it (dtype, device, backend, block size, memory for the KV pool).
+    """
+    _check(config)
+    if config.model.endswith(".gguf"):
+        raise ModelError(f"{config.model}: an engine loads directories; run `baton model convert {config.model}` first")
+    dtype, device = DTYPES[config.dtype], torch.device(config.device)
+    torch.set_num_threads(config.threads)
+    spec = load_spec(config.model)
+    weights = load_weights(config.model, spec, dtype, device, config.seed)
+    decoder = _decoder(config, spec, weights, dtype)
+    del weights
+    layout = KvFormat(config.dtype, config.block_size, spec.layers, spec.kv_heads, spec.head_dim)
+    pool = kvcache.allocate_pool(spec, _blocks(config, layout), config.block_size, dtype, device)
+    return TorchRunner(decoder, pool, _card(config, spec, layout))
+
+
+def _check(config: EngineConfig) -> None:
+    if config.dtype not in DTYPES:
+        raise ConfigError(f"engine.dtype must be one of {', '.join(DTYPES)}, got {config.dtype!r}")
+    if config.backend not in ("auto", "native", "torch"):
+        raise ConfigError(f"engine.backend must be auto, native or torch, got {config.backend!r}")
+    if config.device != "cpu":
+        raise ConfigError(f"engine.device must be cpu in this version, got {config.device!r}")
+    size = config.block_size
+    if not 1 <= size <= 1024 or size & (size - 1):
+        raise ConfigError(f"engine.block_size must be a power of two from 1 to 1024, got {size}")
+
+
+def _decoder(config: EngineConfig, spec: DecoderSpec, weights: Weights, dtype: torch.dtype) -> Decoder:
+    if config.backend == "torch":
+        return TorchDecoder(spec, weights, dtype)
+    try:
+        decoder = NativeDecoder(spec, weights, dtype, config.threads)
+    except NativeUnavailable as error:
+        if config.backend == "native":
+            raise
+        log.warning("native kernels are unavailable, using torch", extra={"error": error.message})
+        return TorchDecoder(spec, weights, dtype)
+    log.info("native kernels in use", extra={"lanes": decoder.lanes})
+    return decoder
+
+
+def _blocks(config: EngineConfig, layout: KvFormat) -> int:
+    blocks = config.kv_blocks or (config.kv_cache_mb << 20) // layout.block_bytes
+    if blocks < 1:
+        needed = -(-layout.block_bytes // (1 << 20))
+        raise ConfigError(f"engine.kv_cache_mb must hold at least one block ({needed} MB), got {config.kv_cache_mb}")
+    return blocks
+
+
+def _card(config: EngineConfig, spec: DecoderSpec, layout: KvFormat) -> ModelCard:
+    return ModelCard(
+        model=config.served_name or Path(config.model.removeprefix(RANDOM_PREFIX)).stem,
+        architecture=spec.architecture,
+        context_length=spec.context_length,
+        vocab_size=spec.vocab_size,
+        weights_hash=weights_hash(config.model, config.seed),
+        format=layout,
+        eos_token_ids=spec.eos_token_ids,
+    )
