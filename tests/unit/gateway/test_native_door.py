@@ -245,7 +245,7 @@ def test_bytes_that_are_no_message_are_an_invalid_request() -> None:
 
     async def run() -> None:
         async with door(fleet) as server, channel(server, fleet.key) as opened:
-            call = opened.channel.unary_unary("/baton.v1.GatewayService/GetModel")
+            call = opened.channel.unary_unary("/baton.v1.GatewayService/GetModel", bytes, bytes)
             with pytest.raises(InvalidRequest, match="GetModelRequest"):
                 await opened.answer(call(b"\xff\xff\xff", metadata=opened.metadata()))
 
