@@ -43,7 +43,7 @@ def fake_runner(config: EngineConfig) -> FakeRunner:
     card = fake_card(model=config.served_name or "fake", block_size=config.block_size)
     blocks = config.kv_blocks or (config.kv_cache_mb << 20) // card.format.block_bytes
     if blocks < 1:
-        raise ConfigError(f"[engine] kv_cache_mb: must hold at least one block, got {config.kv_cache_mb}")
+        raise ConfigError(f"engine.kv_cache_mb must hold at least one block, got {config.kv_cache_mb}")
     return FakeRunner(card, blocks)
 
 

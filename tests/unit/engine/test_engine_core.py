@@ -109,8 +109,14 @@ def test_any_mix_under_any_pressure_gives_the_tokens_of_each_alone(
             driver.step()
     driver.finish(*keys)
     for key, one in zip(keys, wanted, strict=True):
-        assert driver.outcomes[key].error is None
-        assert driver.outcomes[key].tokens == alone(one)
+        outcome, expected = driver.outcomes[key], Driver(512).answer(one)
+        assert outcome.error is None
+        assert outcome.tokens == expected.tokens
+        assert outcome.chunks[0].prompt_logprobs == expected.chunks[0].prompt_logprobs
+        assert outcome.chunks[0].usage is not None
+        assert outcome.chunks[-1].usage == dataclasses.replace(
+            outcome.chunks[0].usage, completion_tokens=len(one.generated) + len(outcome.tokens)
+        )
     driver.assert_idle()
 
 
@@ -328,6 +334,37 @@ def test_swapped_blocks_fail_their_request_alone_and_are_not_found_again() -> No
     target.finish(bystander)
     assert target.outcomes[bystander].tokens == alone(request(prompt(6, 3), 30))
     target.assert_idle()
+
+
+def test_blocks_of_a_request_that_failed_late_are_not_found_again() -> None:
+    driver = Driver()
+    wanted = request(prompt(13), 40)
+    key = driver.reserve(wanted)
+    driver.step()
+    driver.decode(key)
+    driver.run_until(lambda: len(driver.outcomes[key].tokens) > 2)
+    driver.runner.write_blocks(driver.core._live[key].blocks[1:2], b"x" * 64)
+    assert isinstance(driver.finish(key).error, CorruptTransfer)
+    driver.assert_idle()
+    assert driver.stats.cached_blocks == 0
+    again = driver.answer(wanted)
+    assert (again.cached_tokens, again.tokens) == (0, alone(wanted))
+
+
+def test_a_preempted_request_reports_its_prompt_once_and_whole() -> None:
+    """Preempted in the middle of its prompt, it owes all the log-probabilities again."""
+    driver = Driver(10, growth_window=0, max_step_tokens=4)
+    wanted = [request(prompt(4), 32, priority=1), request(prompt(28, 1), 4, prompt_logprobs=1)]
+    keys = [driver.reserve(one) for one in wanted]
+    driver.step()
+    driver.decode(keys[0])
+    driver.run_until(lambda: len(driver.outcomes[keys[0]].tokens) == 5)
+    driver.decode(keys[1])
+    driver.run_until(lambda: driver.stats.preemptions > 0)
+    assert not driver.outcomes[keys[1]].chunks
+    driver.finish(*keys)
+    outcome, expected = driver.outcomes[keys[1]], Driver().answer(wanted[1])
+    assert outcome.chunks == expected.chunks
 
 
 def test_a_reservation_may_still_compute_for_itself_after_some_blocks_were_written() -> None:
