@@ -1,4 +1,4 @@
-"""The whole system in one process: real services over fake (or given) engines, joined directly.
+"""The whole system in one process: real services over fake (or given) engines, joined directly or over gRPC.
 
 ``async with Stack(prefill=2, decode=2) as stack`` gives every part by name, a way to run requests, switches that hold
 or break it at each stage, and ``assert_idle`` with the invariants that must hold after every test.
@@ -7,161 +7,49 @@ or break it at each stage, and ``assert_idle`` with the invariants that must hol
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from baton.core.api import EngineApi, KvReceiverApi, PrefillApi
-from baton.core.clock import SystemClock
-from baton.core.errors import PeerUnavailable
+from baton.core.clock import CountingIds, SystemClock
 from baton.core.streams import closing
 from baton.core.telemetry import SilentMeter
 from baton.core.types import (
-    Attempt,
     Candidate,
     DecodeRequest,
-    EngineStats,
-    KvChunk,
-    KvConfirmation,
-    KvHandshake,
-    Placement,
     PlanQuery,
+    Principal,
     ProcessRecord,
     Role,
-    Sampling,
-    StopRules,
-    Ticket,
     TokenChunk,
-    TokenLogprob,
     TokenRequest,
-    Usage,
     WorkerState,
 )
 from baton.engine.client import threaded_engine
 from baton.engine.config import EngineConfig
 from baton.engine.fake import FakeRunner, fake_card
-from baton.engine.runner import Part, Runner
+from baton.engine.runner import Runner
 from baton.state.registry import MemoryRegistry
+from gateway.fleet import FleetView
+from gateway.keys import KeyRing, new_key, new_server_secret
+from gateway.parts import build_gateway
+from gateway.prompt import ModelText, Prompts
+from gateway.relay import RelayPolicy
+from gateway.service import Gateway, GatewayPolicy
 from services.kvtransfer.config import KvTransferConfig
 from services.planner.config import PlannerConfig
 from services.planner.service import Planner
-from services.worker.parts import WorkerParts, build_parts
+from services.worker.parts import build_parts
+from tests.answers import Answer, tokens
+from tests.gates import GENEROUS_SECONDS, OfferGate, StepGate
+from tests.networks import DirectNetwork, Network, StackWorker, WireNetwork
 
-GENEROUS_SECONDS = 30.0
 ALWAYS_REMOTE = PlannerConfig(local_prefill_max_tokens=0)
 SMALL_MESSAGES = KvTransferConfig(max_message_bytes=2 * 16 * 16, acknowledge_seconds=GENEROUS_SECONDS)  # 2 blocks each
+PRINCIPAL = Principal("acme", "tests", salt=b"salt of acme")
 ENGINE = EngineConfig(kv_blocks=128, block_size=16, max_step_tokens=64, max_running=16)
-
-
-class StepGate:
-    """An engine's ``on_step`` hook that can hold the engine before a step which does what a test waits for."""
-
-    def __init__(self) -> None:
-        self._wanted: Callable[[Sequence[Part]], bool] | None = None
-        self._reached = threading.Event()
-        self._open = threading.Event()
-        self._open.set()
-        self.steps: list[tuple[tuple[int, int], ...]] = []  # (start, end) of each part of each step
-
-    def __call__(self, parts: Sequence[Part]) -> None:
-        self.steps.append(tuple((part.start, len(part.context)) for part in parts))
-        if self._wanted is not None and self._wanted(parts):
-            self._wanted = None
-            self._reached.set()
-            self._open.wait(GENEROUS_SECONDS)
-
-    def hold(self, wanted: Callable[[Sequence[Part]], bool] = lambda _: True) -> None:
-        """Stop before the next step whose parts are ``wanted``."""
-        self._reached.clear()
-        self._open.clear()
-        self._wanted = wanted
-
-    async def reached(self) -> None:
-        assert await asyncio.to_thread(self._reached.wait, GENEROUS_SECONDS), "the engine never came to the step"
-
-    def release(self) -> None:
-        self._wanted = None
-        self._open.set()
-
-
-class OfferGate:
-    """Wraps a receiver: may hold offers, change chunks, or fail, as ``on_offer`` decides before each is passed on."""
-
-    def __init__(self, inner: KvReceiverApi) -> None:
-        self.inner = inner
-        self.on_offer: Callable[[KvChunk], Any] | None = None
-        self.offers: list[KvChunk] = []
-
-    async def handshake(self, hello: KvHandshake) -> KvHandshake:
-        return await self.inner.handshake(hello)
-
-    async def offer(self, chunk: KvChunk) -> None:
-        self.offers.append(chunk)
-        if self.on_offer is not None:
-            changed = self.on_offer(chunk)
-            chunk = await changed if asyncio.iscoroutine(changed) else changed
-        await self.inner.offer(chunk)
-
-    async def confirm(self, confirmation: KvConfirmation) -> None:
-        await self.inner.confirm(confirmation)
-
-
-@dataclass
-class StackWorker:
-    """One worker of the stack."""
-
-    me: Candidate
-    role: Role
-    engine: EngineApi
-    gate: StepGate
-    parts: WorkerParts
-    offers: OfferGate
-    life: AsyncExitStack
-    dead: bool = False
-
-    @property
-    def stats(self) -> EngineStats:
-        return self.engine.stats
-
-
-@dataclass(frozen=True)
-class Answer:
-    """All that a request yielded, put together."""
-
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprob, ...] = ()
-    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
-    finish: Any = None
-    usage: Usage | None = None
-    placement: Placement | None = None
-
-    def plus(self, chunk: TokenChunk) -> Answer:
-        assert self.finish is None, "a chunk came after the last one"
-        return Answer(
-            self.token_ids + chunk.token_ids,
-            self.logprobs + chunk.logprobs,
-            self.prompt_logprobs + chunk.prompt_logprobs,
-            chunk.finish,
-            chunk.usage or self.usage,
-            chunk.placement or self.placement,
-        )
-
-    @property
-    def content(self) -> tuple[object, ...]:
-        """What has to be equal wherever the request was computed."""
-        return (self.token_ids, self.logprobs, self.prompt_logprobs, self.finish)
-
-
-def tokens(
-    length: int, *, request_id: str = "r", first: int = 3, max_tokens: int = 12, seed: int = 0, **fields: Any
-) -> TokenRequest:
-    """A request with a prompt of ``length`` ids that differ with ``first``. Greedy unless ``seed`` is given."""
-    prompt = tuple((first + 7 * index) % 500 + 3 for index in range(length))
-    sampling = Sampling(temperature=0.8, seed=seed) if seed else Sampling()
-    stop = StopRules(max_tokens=max_tokens, ignore_eos=True)
-    return TokenRequest(request_id, prompt, sampling=sampling, stop=fields.pop("stop", stop), **fields)
 
 
 @dataclass
@@ -174,13 +62,18 @@ class Stack:
     kvtransfer: KvTransferConfig = SMALL_MESSAGES
     policy: PlannerConfig = ALWAYS_REMOTE
     runner: Callable[[EngineConfig, StepGate], Runner] | None = None
+    network: Callable[[], Network] = DirectNetwork
+    texts: dict[str, ModelText] = field(default_factory=dict)  # tokenizers by model name, for the gateway
     workers: dict[str, StackWorker] = field(default_factory=dict)
 
     async def __aenter__(self) -> Stack:
-        self._life = AsyncExitStack()
         self._before = asyncio.all_tasks()
+        self.joined = self.network()
         self.registry = MemoryRegistry(SystemClock())
-        self.planner = Planner(self.registry, self.policy, meter=SilentMeter(), clock=SystemClock())
+        self._planner = Planner(self.registry, self.policy, meter=SilentMeter(), clock=SystemClock())
+        self.planner = await self.joined.planner(self._planner)
+        self.fleet = FleetView(SystemClock())
+        self.gateway = self._gateway()
         for role, count in ((Role.PREFILL, self.prefill), (Role.DECODE, self.decode)):
             for index in range(count):
                 await self.add_worker(f"{role}-{index}", role)
@@ -189,8 +82,9 @@ class Stack:
     async def __aexit__(self, *_: object) -> None:
         for worker in self.workers.values():
             worker.gate.release()
+        await self.joined.aclose()
+        for worker in self.workers.values():
             await worker.life.aclose()
-        await self._life.aclose()
 
     # --- building -----------------------------------------------------------------------------------------------------
 
@@ -199,18 +93,20 @@ class Stack:
         life, gate = AsyncExitStack(), StepGate()
         runner = self._fake_runner(gate) if self.runner is None else self.runner(self.engine, gate)
         engine = await life.enter_async_context(threaded_engine(runner, self.engine))
-        me = Candidate(worker_id, f"{worker_id}:1", epoch or 1000 + len(self.workers))
+        address = life.enter_context(self.joined.address(worker_id))
+        me = Candidate(worker_id, address, epoch or 1000 + len(self.workers))
         parts = build_parts(
             engine,
             me,
-            receivers=self._receiver,
-            prefill_peers=self._prefill_peer,
+            receivers=self.joined.receiver,
+            prefill_peers=self.joined.prefill,
             kvtransfer=self.kvtransfer,
             meter=SilentMeter(),
             clock=SystemClock(),
         )
         worker = StackWorker(me, role, engine, gate, parts, OfferGate(parts.receiver), life)
         self.workers[worker_id] = worker
+        await self.joined.join(worker)
         await self.heartbeat()
         return worker
 
@@ -218,17 +114,21 @@ class Stack:
         card = fake_card(block_size=self.engine.block_size)
         return FakeRunner(card, self.engine.kv_blocks, on_step=gate)
 
-    def _at(self, address: str) -> StackWorker:
-        for worker in self.workers.values():
-            if worker.me.address == address and not worker.dead:
-                return worker
-        raise PeerUnavailable(f"{address}: connection refused")
-
-    def _receiver(self, ticket: Ticket) -> KvReceiverApi:
-        return self._at(ticket.receiver_address).offers
-
-    def _prefill_peer(self, candidate: Candidate) -> PrefillApi:
-        return self._at(candidate.address).parts.prefill
+    def _gateway(self) -> Gateway:
+        _, key = new_key("tests", "acme")
+        return build_gateway(
+            keys=KeyRing(new_server_secret(), [key]),
+            fleet=self.fleet,
+            prompts=Prompts(self.texts),
+            planner=self.planner,
+            links=self.joined.decode,
+            meter=SilentMeter(),
+            clock=SystemClock(),
+            ids=CountingIds(),
+            policy=GatewayPolicy(),
+            relay=RelayPolicy(),
+            planner_budget_seconds=GENEROUS_SECONDS,
+        )
 
     async def heartbeat(self) -> None:
         """What each worker's heartbeat does, at once, and a fresh look by the planner."""
@@ -245,14 +145,15 @@ class Stack:
                 stats=worker.stats,
             )
             await self.registry.register(record, ttl=3600)
-        await self.planner.refresh()
+        await self._planner.refresh()
+        self.fleet.update(await self.registry.processes())
 
     async def kill(self, worker_id: str) -> None:
         """The worker's engine ends and nobody can reach the worker any more; the registry does not know yet."""
         worker = self.workers[worker_id]
         worker.dead = True
         worker.gate.release()
-        await worker.life.aclose()
+        await asyncio.gather(worker.life.aclose(), self.joined.cut(worker))
 
     # --- running ------------------------------------------------------------------------------------------------------
 
@@ -271,7 +172,7 @@ class Stack:
         )
         plan = await self.planner.plan(query)
         directed = DecodeRequest(request, plan.prefill, plan.local_prefill_max_tokens)
-        decode = self._at(plan.decode[0].address).parts.decode
+        decode = self.joined.decode(plan.decode[0])
         async with closing(decode.generate(replace(directed, **changes))) as chunks:
             yield chunks
 
@@ -286,7 +187,7 @@ class Stack:
 
     async def alone(self, request: TokenRequest) -> Answer:
         """What one engine by itself answers, on a stack of its own: the truth to compare with."""
-        local = replace(self, prefill=0, decode=1, workers={})
+        local = replace(self, prefill=0, decode=1, workers={}, network=DirectNetwork)
         async with local:
             return await local.generate(request)
 
@@ -311,12 +212,12 @@ class Stack:
         await self.until(lambda: not self._stray_tasks(), f"no task left: {self._stray_tasks()}")
 
     def _stray_tasks(self) -> list[str]:
-        known = ("engine", "gateway", "decode link")
+        """Tasks that our services began and that still run."""
+        tasks = [task for task in asyncio.all_tasks() - self._before if not task.done()]
+        code = [getattr(task.get_coro(), "cr_code", None) for task in tasks]
         return [
-            str(task.get_coro())
-            for task in asyncio.all_tasks() - self._before
-            if not task.done() and not any(name in task.get_name() for name in known)
+            each.co_qualname for each in code if each and {"services", "gateway"} & set(Path(each.co_filename).parts)
         ]
 
 
-__all__ = ["Answer", "Attempt", "OfferGate", "Stack", "StackWorker", "StepGate", "tokens"]
+__all__ = ["ENGINE", "PRINCIPAL", "Answer", "OfferGate", "Stack", "StackWorker", "StepGate", "WireNetwork", "tokens"]

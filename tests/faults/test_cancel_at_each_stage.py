@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from baton.core.errors import Expired
+from baton.core.errors import Expired, TransferRejected
 from baton.core.types import KvChunk, TokenRequest
 from baton.engine.runner import Part
+from tests.networks import NetworkFactory
 from tests.stack import ENGINE, Stack, tokens
 
 REQUEST = tokens(200, request_id="cancelled")
@@ -37,9 +38,9 @@ def chunk_at(start: int) -> Callable[[Sequence[Part]], bool]:
     return lambda parts: any(part.start == start for part in parts)
 
 
-def test_queued_for_a_place_at_decode() -> None:
+def test_queued_for_a_place_at_decode(network: NetworkFactory) -> None:
     async def run() -> None:
-        async with Stack(engine=replace(ENGINE, max_running=1)) as stack:
+        async with Stack(network=network, engine=replace(ENGINE, max_running=1)) as stack:
             decode = stack.workers["decode-0"]
             async with decode.engine.reserve(tokens(20, request_id="in front")):
                 task = begin(stack)
@@ -52,15 +53,16 @@ def test_queued_for_a_place_at_decode() -> None:
     asyncio.run(run())
 
 
-def test_queued_at_prefill_is_never_computed() -> None:
+def test_queued_at_prefill_is_never_computed(network: NetworkFactory) -> None:
     async def run() -> None:
-        async with Stack(engine=replace(ENGINE, max_running=1)) as stack:
+        async with Stack(network=network, engine=replace(ENGINE, max_running=1)) as stack:
             prefill = stack.workers["prefill-0"]
             async with prefill.engine.prefill(tokens(20, request_id="in front")) as run:
                 await run.first_token()
                 task = begin(stack)
                 await stack.until(lambda: prefill.stats.waiting == 1, "the request waits")
                 await cancel(task)
+                await stack.until(lambda: prefill.stats.waiting == 0, "the queue is empty")
             await stack.assert_idle()
             assert prefill.stats.prompt_tokens_computed == 20
             await check_sound(stack)
@@ -68,15 +70,15 @@ def test_queued_at_prefill_is_never_computed() -> None:
     asyncio.run(run())
 
 
-def test_mid_prefill_stops_within_the_step_in_flight() -> None:
+def test_mid_prefill_stops_within_the_step_in_flight(network: NetworkFactory) -> None:
     async def run() -> None:
-        async with Stack() as stack:
+        async with Stack(network=network) as stack:
             prefill = stack.workers["prefill-0"]
             prefill.gate.hold(chunk_at(64))
             task = begin(stack)
             await prefill.gate.reached()
             await cancel(task)
-            assert stack.workers["decode-0"].parts.receiver.open_tickets == 0
+            await stack.until(lambda: prefill.engine_calls == 0, "prefill has let go")
             prefill.gate.release()
             await stack.assert_idle()
             assert prefill.stats.prompt_tokens_computed == 128  # the step that was held, and no other
@@ -85,9 +87,9 @@ def test_mid_prefill_stops_within_the_step_in_flight() -> None:
     asyncio.run(run())
 
 
-def test_mid_transfer_with_an_offer_on_its_way() -> None:
+def test_mid_transfer_with_an_offer_on_its_way(network: NetworkFactory) -> None:
     async def run() -> None:
-        async with Stack() as stack:
+        async with Stack(network=network) as stack:
             offers = stack.workers["decode-0"].offers
             on_its_way, never = asyncio.Event(), asyncio.Event()
 
@@ -106,11 +108,11 @@ def test_mid_transfer_with_an_offer_on_its_way() -> None:
     asyncio.run(run())
 
 
-def test_blocks_return_only_after_a_write_that_has_begun_has_ended() -> None:
+def test_blocks_return_only_after_a_write_that_has_begun_has_ended(network: NetworkFactory) -> None:
     """As over a wire: the sender's call is cancelled, but the receiver is in the middle of storing the chunk."""
 
     async def run() -> None:
-        async with Stack() as stack:
+        async with Stack(network=network) as stack:
             decode, prefill = stack.workers["decode-0"], stack.workers["prefill-0"]
             writes: list[asyncio.Task[None]] = []
 
@@ -130,12 +132,15 @@ def test_blocks_return_only_after_a_write_that_has_begun_has_ended() -> None:
                 prefill.gate.release()
                 await stack.until(lambda: len(writes) > 0, "a write has begun")
                 task.cancel()
-                await stack.until(lambda: prefill.stats.running == 0, "prefill has let go")
-                assert not task.done()
+                await stack.until(lambda: prefill.engine_calls == 0, "prefill has let go")
+                await stack.until(lambda: decode.parts.receiver.open_tickets == 0, "the ticket is closed")
+                assert decode.engine_calls == 2  # and yet the reservation stays
                 decode.gate.release()
                 await asyncio.wait([task, *writes])
                 assert task.cancelled()
-                assert all("closed during the write" in str(write.exception()) for write in writes)
+                await stack.until(lambda: decode.engine_calls == 1, "the reservation has ended")
+                assert "closed during the write" in str(writes[0].exception())
+                assert all(isinstance(write.exception(), TransferRejected) for write in writes)
                 await step
             decode.offers.on_offer = None
             await check_sound(stack)
@@ -144,9 +149,9 @@ def test_blocks_return_only_after_a_write_that_has_begun_has_ended() -> None:
 
 
 @pytest.mark.parametrize("received", [0, 1, 2, 5])
-def test_mid_decode(received: int) -> None:
+def test_mid_decode(network: NetworkFactory, received: int) -> None:
     async def run() -> None:
-        async with Stack() as stack:
+        async with Stack(network=network) as stack:
             request = replace(REQUEST, stop=replace(REQUEST.stop, max_tokens=500))
             async with stack.stream(request) as chunks:
                 for _ in range(received):
@@ -156,7 +161,7 @@ def test_mid_decode(received: int) -> None:
     asyncio.run(run())
 
 
-def test_task_cancelled_at_every_loop_turn() -> None:
+def test_task_cancelled_at_every_loop_turn(network: NetworkFactory) -> None:
     """Wherever the cancellation falls: all await points of the path are hit in turn."""
 
     async def cancelled_after(stack: Stack, turns: int) -> bool:
@@ -169,7 +174,7 @@ def test_task_cancelled_at_every_loop_turn() -> None:
         return done
 
     async def run() -> None:
-        async with Stack() as stack:
+        async with Stack(network=network) as stack:
             turns = 0
             while not await cancelled_after(stack, turns):
                 await stack.assert_idle()
@@ -214,9 +219,11 @@ async def _expire_in_decode(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("expire", [_expire_in_prefill, _expire_in_transfer, _expire_in_decode])
-def test_deadline_frees_everything_at_each_stage(expire: Callable[[Stack], Awaitable[None]]) -> None:
+def test_deadline_frees_everything_at_each_stage(
+    network: NetworkFactory, expire: Callable[[Stack], Awaitable[None]]
+) -> None:
     async def run() -> None:
-        async with Stack() as stack:
+        async with Stack(network=network) as stack:
             await expire(stack)
             await check_sound(stack)
 

@@ -8,12 +8,13 @@ from dataclasses import replace
 import pytest
 
 from baton.core.types import Placement, PrefillMode, StopRules
+from tests.networks import NetworkFactory
 from tests.stack import Answer, Stack, tokens
 
 
-def test_split_equals_local_field_by_field() -> None:
+def test_split_equals_local_field_by_field(network: NetworkFactory) -> None:
     async def run() -> None:
-        async with Stack() as stack:
+        async with Stack(network=network) as stack:
             request = tokens(100, logprobs=3, prompt_logprobs=2, max_tokens=20)
             split = await stack.generate(request)
             alone = await stack.alone(request)
@@ -32,9 +33,9 @@ def test_split_equals_local_field_by_field() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 31, 32, 33, 64, 65, 127, 128])
-def test_split_equals_local_at_block_and_chunk_boundaries(length: int) -> None:
+def test_split_equals_local_at_block_and_chunk_boundaries(network: NetworkFactory, length: int) -> None:
     async def run() -> None:
-        async with Stack() as stack:
+        async with Stack(network=network) as stack:
             request = tokens(length, seed=length, logprobs=0)
             split = await stack.generate(request)
             assert split.content == (await stack.alone(request)).content
@@ -45,9 +46,9 @@ def test_split_equals_local_at_block_and_chunk_boundaries(length: int) -> None:
     asyncio.run(run())
 
 
-def test_blocks_that_decode_holds_already_are_not_shipped() -> None:
+def test_blocks_that_decode_holds_already_are_not_shipped(network: NetworkFactory) -> None:
     async def run() -> None:
-        async with Stack() as stack:
+        async with Stack(network=network) as stack:
             first = await stack.generate(tokens(80, request_id="a"))
             again = await stack.generate(tokens(80, request_id="b"))
             assert again.content == first.content
@@ -60,9 +61,9 @@ def test_blocks_that_decode_holds_already_are_not_shipped() -> None:
     asyncio.run(run())
 
 
-def test_cached_tokens_is_what_prefill_found_not_what_decode_found() -> None:
+def test_cached_tokens_is_what_prefill_found_not_what_decode_found(network: NetworkFactory) -> None:
     async def run() -> None:
-        async with Stack(prefill=2) as stack:
+        async with Stack(network=network, prefill=2) as stack:
             request = tokens(80, request_id="a")
             first = stack.candidate("prefill-0")
             other = stack.candidate("prefill-1")
@@ -75,9 +76,9 @@ def test_cached_tokens_is_what_prefill_found_not_what_decode_found() -> None:
     asyncio.run(run())
 
 
-def test_short_uncached_rest_is_computed_by_decode() -> None:
+def test_short_uncached_rest_is_computed_by_decode(network: NetworkFactory) -> None:
     async def run() -> None:
-        async with Stack() as stack:
+        async with Stack(network=network) as stack:
             warm = await stack.generate(tokens(100, request_id="a"))
             again = await stack.generate(tokens(100, request_id="b"), local_prefill_max_tokens=4)
             assert again.content == warm.content
@@ -89,9 +90,9 @@ def test_short_uncached_rest_is_computed_by_decode() -> None:
     asyncio.run(run())
 
 
-def test_one_token_is_one_token_and_decode_does_nothing() -> None:
+def test_one_token_is_one_token_and_decode_does_nothing(network: NetworkFactory) -> None:
     async def run() -> None:
-        async with Stack() as stack:
+        async with Stack(network=network) as stack:
             answer = await stack.generate(tokens(40, max_tokens=1))
             assert len(answer.token_ids) == 1
             assert answer.usage and answer.usage.completion_tokens == 1
@@ -101,9 +102,9 @@ def test_one_token_is_one_token_and_decode_does_nothing() -> None:
     asyncio.run(run())
 
 
-def test_stop_token_drawn_first_ends_at_prefill() -> None:
+def test_stop_token_drawn_first_ends_at_prefill(network: NetworkFactory) -> None:
     async def run() -> None:
-        async with Stack() as stack:
+        async with Stack(network=network) as stack:
             probe = await stack.generate(tokens(40))
             stop = StopRules(max_tokens=12, stop_token_ids=(probe.token_ids[0],))
             answer = await stack.generate(tokens(40, request_id="s", stop=stop))
@@ -114,9 +115,9 @@ def test_stop_token_drawn_first_ends_at_prefill() -> None:
     asyncio.run(run())
 
 
-def test_resumed_request_continues_through_the_split_path() -> None:
+def test_resumed_request_continues_through_the_split_path(network: NetworkFactory) -> None:
     async def run() -> None:
-        async with Stack() as stack:
+        async with Stack(network=network) as stack:
             whole = await stack.alone(tokens(50, seed=9, max_tokens=20, logprobs=1))
             for cut in (1, 7, 14, 19):
                 request = tokens(50, seed=9, max_tokens=20, logprobs=1, request_id=f"cut{cut}")
@@ -129,9 +130,9 @@ def test_resumed_request_continues_through_the_split_path() -> None:
     asyncio.run(run())
 
 
-def test_many_requests_at_once_are_exact_and_leave_nothing() -> None:
+def test_many_requests_at_once_are_exact_and_leave_nothing(network: NetworkFactory) -> None:
     async def run() -> None:
-        async with Stack(prefill=2, decode=2) as stack:
+        async with Stack(network=network, prefill=2, decode=2) as stack:
             requests = [tokens(5 + 9 * n % 90, request_id=f"r{n}", first=n, seed=n % 3) for n in range(40)]
             answers: list[Answer] = await asyncio.gather(*(stack.generate(request) for request in requests))
             alone = Stack(prefill=0)
