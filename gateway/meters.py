@@ -21,8 +21,9 @@ OTHER_MODEL = "other"
 class RequestRecord:
     """One request as it goes; read when it ends."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, model: str) -> None:
         self._clock = clock
+        self.model = model
         self.started = clock.now()
         self.first_token_seconds: float | None = None
         self.gaps: list[float] = []
@@ -89,9 +90,9 @@ class RequestMeters:
     def request(self, model: str, subject: Mapping[str, str]) -> Iterator[RequestRecord]:
         """One request for as long as the block lasts; an error that leaves it counts under its reason.
 
-        ``subject`` tells in the log line whose request it was.
+        ``subject`` tells in the log line whose request it was. The block may correct the record's ``model``.
         """
-        record = RequestRecord(self._clock)
+        record = RequestRecord(self._clock, model)
         self._running += 1
         self._in_flight.set(self._running)
         try:
@@ -105,8 +106,9 @@ class RequestMeters:
         finally:
             self._running -= 1
             self._in_flight.set(self._running)
-            self._settle(record, self.label(model))
-            log.info("request ended", extra={**subject, "model": self.label(model), **record.figures()})
+            label = self.label(record.model)
+            self._settle(record, label)
+            log.info("request ended", extra={**subject, "model": label, **record.figures()})
 
     def _settle(self, record: RequestRecord, model: str) -> None:
         self._requests.add(model=model, outcome=record.outcome)

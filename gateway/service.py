@@ -68,8 +68,10 @@ class Gateway:
         """Stream every choice to its last chunk; a later call with the same request id ends this one with Cancelled."""
         request = replace(request, request_id=request.request_id or self._parts.ids.request_id())
         subject = {"request_id": request.request_id[:MAX_REQUEST_ID], "tenant": principal.tenant}
-        with self._parts.meters.request(request.model or self._policy.default_model, subject) as record:
+        with self._parts.meters.request(request.model, subject) as record:
             check_request(request, self._policy.limits)
+            record.model = self._model_name(request.model)
+            request = replace(request, model=record.model)
             lifeline = Lifeline(self._policy.default_timeout if request.timeout is None else request.timeout)
             async with self._parts.running.own(principal.tenant, request.request_id, lifeline):
                 choices = await self._choices(request, principal, lifeline)
@@ -118,7 +120,7 @@ class Gateway:
         return card
 
     async def _choices(self, request: GenerateRequest, principal: Principal, lifeline: Lifeline) -> list[ChoiceStream]:
-        card = self._card(self._model_name(request.model), principal)
+        card = self._card(request.model, principal)
         prompt = await lifeline.within(self._parts.prompts.prompt_ids(request, card), "the tokenizer")
         check_token_ids(request, prompt, card)
         max_tokens = fit_max_tokens(request, len(prompt), card, self._policy.limits)

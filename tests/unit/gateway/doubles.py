@@ -12,7 +12,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from baton.core.clock import CountingIds, SystemClock
 from baton.core.errors import BatonError, Overloaded, PeerUnavailable
-from baton.core.telemetry import SilentMeter
+from baton.core.telemetry import Meter, SilentMeter
 from baton.core.types import (
     Candidate,
     ChatMessage,
@@ -193,6 +193,7 @@ class Fleet:
         policy: GatewayPolicy | None = None,
         relay: RelayPolicy | None = None,
         text: bool = True,
+        meter: Meter | None = None,
     ) -> None:
         self.workers = {worker.worker_id: worker for worker in workers}
         self.planner = planner or RankedPlanner(list(self.workers))
@@ -210,7 +211,7 @@ class Fleet:
             prompts=Prompts(texts),
             planner=self.planner,
             links=lambda where: self.workers[where.worker_id],
-            meter=SilentMeter(),
+            meter=meter or SilentMeter(),
             clock=clock,
             ids=CountingIds(),
             policy=policy or GatewayPolicy(),

@@ -21,6 +21,7 @@ from baton.core.errors import (
 )
 from baton.core.streams import closing
 from baton.core.types import ChatMessage, FinishReason, GenerateRequest, Sampling, StopRules
+from baton.telemetry.metrics import PrometheusMeter
 from gateway.fanout import choice_seed
 from gateway.relay import RelayPolicy
 from gateway.service import GatewayPolicy
@@ -139,6 +140,17 @@ def test_a_model_without_tokenizer_serves_ids_only() -> None:
     ):
         with pytest.raises(TokenizerMissing):
             asyncio.run(fleet.ask(request))
+
+
+def test_a_request_without_a_model_is_counted_under_the_one_that_answers() -> None:
+    meter = PrometheusMeter()
+    fleet = Fleet(ScriptedDecode("w0"), meter=meter)
+    asyncio.run(fleet.ask(replace(ASK, model="")))
+    with pytest.raises(UnknownModel):
+        asyncio.run(fleet.ask(replace(ASK, model="nope")))
+    exposition = meter.exposition().decode()
+    assert f'baton_requests_total{{model="{MODEL}",outcome="OK"}} 1.0' in exposition
+    assert 'baton_requests_total{model="other",outcome="UNKNOWN_MODEL"} 1.0' in exposition
 
 
 def test_models_tell_what_they_are_and_only_what_the_key_may_use() -> None:
