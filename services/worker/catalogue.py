@@ -36,7 +36,7 @@ class Catalogue:
         self._directories = directories
         self._me = me
         self._address = address
-        self._directory = ""  # address of the one that knows ``_published``
+        self._directory: tuple[str, int] | None = None  # address and epoch of the one that knows ``_published``
         self._published: frozenset[bytes] = frozenset()
         self._version: int = -1
         self._sequence: int = 0
@@ -48,7 +48,7 @@ class Catalogue:
             try:
                 await self.publish()
             except BatonError as error:
-                self._directory = ""
+                self._directory = None
                 if not self._failing:
                     log.info("block catalogue is not published", extra={"error": error.message})
                 self._failing = True
@@ -58,24 +58,23 @@ class Catalogue:
 
     async def publish(self) -> None:
         """One visit to the directory, if there is one."""
-        records = await self._registry.processes()
-        found = [r.address for r in records if r.role is Role.KVTRANSFER and r.state is WorkerState.READY]
+        found = await self._directories_known()
         if not found:
             return
-        address = self._directory if self._directory in found else found[0]
-        directory = self._directories(address)
+        chosen = self._directory if self._directory in found else found[0]
+        directory = self._directories(chosen[0])
         await directory.announce(self._me, self._address)
         version, held = self._blocks.cached_blocks()
-        if address == self._directory and version == self._version:
+        if chosen == self._directory and version == self._version:
             return
         self._sequence += 1
-        known = address == self._directory and await directory.publish(
-            self._me.worker_id,
-            self._me.epoch,
-            self._sequence,
-            sorted(held - self._published),
-            sorted(self._published - held),
-        )
+        me, epoch, sequence = self._me.worker_id, self._me.epoch, self._sequence
+        added, removed = sorted(held - self._published), sorted(self._published - held)
+        known = chosen == self._directory and await directory.publish(me, epoch, sequence, added, removed)
         if not known:
-            await directory.reset(self._me.worker_id, self._me.epoch, self._sequence, sorted(held))
-        self._directory, self._published, self._version = address, held, version
+            await directory.reset(me, epoch, sequence, sorted(held))
+        self._directory, self._published, self._version = chosen, held, version
+
+    async def _directories_known(self) -> list[tuple[str, int]]:
+        records = await self._registry.processes()
+        return [(r.address, r.epoch) for r in records if r.role is Role.KVTRANSFER and r.state is WorkerState.READY]
