@@ -14,7 +14,7 @@ from typing import Any
 
 def main(directory: str, threads: int) -> None:
     import torch
-    import transformers
+    import transformers  # pyright: ignore[reportMissingImports]
 
     torch.set_num_threads(threads)
     transformers.logging.set_verbosity_error()

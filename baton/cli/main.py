@@ -7,7 +7,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,9 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _command(commands: Any, name: str, help: str, run: Any) -> argparse.ArgumentParser:
+def _command(
+    commands: Any, name: str, help: str, run: Callable[[argparse.Namespace, Sequence[str]], int]
+) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(name, help=help, allow_abbrev=False)
     parser.add_argument("--state-dir", type=Path, default=state_dir.DEFAULT, help="where the stack keeps its record")
     parser.set_defaults(run=run)
@@ -71,7 +73,7 @@ def _add_up(commands: Any) -> None:
 
 
 def _add_simple(commands: Any) -> None:
-    _command(commands, "down", "stop what `up` started", lambda a, _: up.down(StateDir(a.state_dir)))
+    _command(commands, "down", "stop what `up` started", _down)
     parser = _command(commands, "status", "show every process", _status)
     parser.add_argument("--json", action="store_true")
     parser = _command(commands, "logs", "show what processes wrote", _logs)
@@ -119,17 +121,17 @@ def _add_generate(commands: Any) -> None:
 
 
 def _add_model(commands: Any) -> None:
-    parser = _command(commands, "model", "fetch, convert and list models", lambda a, _: a.action(a))
+    parser = _command(commands, "model", "fetch, convert and list models", _model)
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     fetch = actions.add_parser("fetch", help="download a known model and convert it")
     fetch.add_argument("name")
-    fetch.set_defaults(action=lambda a: _print(models.fetched_by_name(a.name)))
+    fetch.set_defaults(action="fetch")
     convert = actions.add_parser("convert", help="turn a .gguf file into a model directory")
     convert.add_argument("path", type=Path)
     convert.add_argument("--output", type=Path, help="directory to write")
-    convert.set_defaults(action=lambda a: _print(models.convert(a.path, a.output)))
+    convert.set_defaults(action="convert")
     listing = actions.add_parser("list", help="known models and whether they are here")
-    listing.set_defaults(action=lambda a: _print(models.listing()))
+    listing.set_defaults(action="list")
 
 
 def _count(text: str) -> int:
@@ -164,6 +166,18 @@ def _up(arguments: argparse.Namespace, given: Sequence[str]) -> int:
         flags=tuple(arguments.set),
     )
     return asyncio.run(up.run(plan, where))
+
+
+def _down(arguments: argparse.Namespace, _: Sequence[str]) -> int:
+    return up.down(StateDir(arguments.state_dir))
+
+
+def _model(arguments: argparse.Namespace, _: Sequence[str]) -> int:
+    if arguments.action == "fetch":
+        return _print(models.fetched(arguments.name))
+    if arguments.action == "convert":
+        return _print(models.convert(arguments.path, arguments.output))
+    return _print(models.listing())
 
 
 def _status(arguments: argparse.Namespace, _: Sequence[str]) -> int:
@@ -205,24 +219,26 @@ def _cases(arguments: argparse.Namespace, defaults: GenerateRequest) -> int:
         raise ConfigError(f"generate: --input {arguments.input}: no such file")
     listed = list(cases.read_cases(arguments.input, defaults))
     concurrency = max(1, arguments.concurrency)
-    return asyncio.run(
-        _with_client(arguments, lambda c: ask.run_cases(c, listed, arguments.output, concurrency, SystemClock()))
-    )
+
+    async def body(client: Client) -> int:
+        return await ask.run_cases(client, listed, arguments.output, concurrency, SystemClock())
+
+    return asyncio.run(_with_client(arguments, body))
 
 
 def _ask(arguments: argparse.Namespace, request: GenerateRequest) -> int:
-    return asyncio.run(
-        _with_client(arguments, lambda c: ask.ask_and_print(c, request, SystemClock(), as_json=arguments.json))
-    )
+    async def body(client: Client) -> int:
+        return await ask.ask_and_print(client, request, SystemClock(), as_json=arguments.json)
+
+    return asyncio.run(_with_client(arguments, body))
 
 
-async def _with_client(arguments: argparse.Namespace, body: Any) -> int:
+async def _with_client(arguments: argparse.Namespace, body: Callable[[Client], Awaitable[int]]) -> int:
     record = None if arguments.address and arguments.key else StateDir(arguments.state_dir).read()
     address = arguments.address or (record.gateway if record else "")
     key = arguments.key or (record.key if record else "")
     async with Client(address, key) as client:
-        work: Coroutine[Any, Any, int] = body(client)
-        return await work
+        return await body(client)
 
 
 def _request(arguments: argparse.Namespace) -> GenerateRequest:

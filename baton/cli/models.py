@@ -7,12 +7,14 @@ from pathlib import Path
 
 from baton.cli.terminal import Progress, say
 from baton.core.errors import ConfigError
-from baton.engine.weights.fetch import KNOWN_MODELS, fetch
+from baton.engine.weights.fetch import DEFAULT_MODEL, KNOWN_MODELS, default_cache_dir, fetch, known_model
 from baton.engine.weights.gguf import convert_weights
 from baton.text.gguf_tokenizer import write_tokenizer
 
-DEFAULT_MODEL = "smollm2-135m-instruct"
-CACHE = Path.home() / ".cache" / "baton" / "models"
+__all__ = ["DEFAULT_MODEL", "ResolvedModel", "convert", "fetched", "listing", "resolve"]
+
+CACHE = default_cache_dir()
+KNOWN_NAMES = tuple(model.name for model in KNOWN_MODELS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +32,22 @@ def resolve(model: str, cache: Path = CACHE) -> ResolvedModel:
         return ResolvedModel("fake", "fake", None)
     if model.startswith("random:"):
         return ResolvedModel(f"random-{Path(model.partition(':')[2]).stem}", model, None)
-    if model in KNOWN_MODELS:
+    if model in KNOWN_NAMES:
         return _served(model, fetched(model, cache))
     path = Path(model).expanduser()
     if path.is_dir():
         return _served(path.absolute().name, path.absolute())
     if path.suffix == ".gguf" and path.is_file():
         return _served(path.stem, converted(path.absolute(), cache / path.stem))
-    known = ", ".join(sorted(KNOWN_MODELS))
+    known = ", ".join(KNOWN_NAMES)
     raise ConfigError(
         f"model: {model!r} is neither a known name ({known}), a directory, a .gguf file nor random:CONFIG"
     )
 
 
 def fetched(name: str, cache: Path = CACHE) -> Path:
-    """The directory of a known model, downloaded and converted when it is not there yet."""
+    """The directory of a known model, downloaded and converted when it is not there yet. Raises UnknownModel."""
+    known_model(name)
     directory = cache / name
     if is_complete(directory):
         return directory
@@ -71,12 +74,6 @@ def _served(name: str, directory: Path) -> ResolvedModel:
     return ResolvedModel(name, str(directory), directory if has_tokenizer else None)
 
 
-def fetched_by_name(name: str, cache: Path = CACHE) -> Path:
-    if name not in KNOWN_MODELS:
-        raise ConfigError(f"model: {name!r} is not known; known are {', '.join(sorted(KNOWN_MODELS))}")
-    return fetched(name, cache)
-
-
 def convert(gguf: Path, directory: Path | None, cache: Path = CACHE) -> Path:
     if not gguf.is_file():
         raise ConfigError(f"model convert: {gguf}: no such file")
@@ -85,6 +82,6 @@ def convert(gguf: Path, directory: Path | None, cache: Path = CACHE) -> Path:
 
 def listing(cache: Path = CACHE) -> str:
     """A line a model: its name, and where it is or how to get it."""
-    names = sorted({*KNOWN_MODELS, *(entry.name for entry in cache.glob("*") if is_complete(entry))})
+    names = sorted({*KNOWN_NAMES, *(entry.name for entry in cache.glob("*") if is_complete(entry))})
     here = {name: cache / name for name in names if is_complete(cache / name)}
     return "\n".join(f"{name}  {here.get(name, f'(get it: baton model fetch {name})')}" for name in names)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 from baton.cli.state_dir import LaunchedProcess, StackRecord, is_alive
 from baton.cli.terminal import table
@@ -100,8 +101,8 @@ def resident_mb(pid: int) -> float:
 def as_table(processes: Sequence[dict[str, object]]) -> str:
     rows: list[list[str]] = []
     for entry in processes:
-        blocks = entry.get("blocks")
-        load = "{held}/{cached}/{free}".format(**blocks) if isinstance(blocks, dict) else ""
+        blocks = cast(dict[str, int], entry.get("blocks") or {})
+        load = "/".join(str(blocks[kind]) for kind in ("held", "cached", "free")) if blocks else ""
         running = f"{entry['running']}+{entry['queued']}" if "running" in entry else ""
         shown = [str(entry[name]) for name in ("id", "state", "pid", "address", "http_address", "resident_mb")]
         rows.append([*shown, running, load])
