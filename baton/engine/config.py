@@ -23,3 +23,4 @@ class EngineConfig:
     max_waiting: int = 256  # bounded queue before admission; full means Overloaded
     growth_window: int = 256  # output tokens whose blocks are reserved at admission
     seed: int = 0  # of random weights
+    fake_step_ms: float = 0.0  # how long a step of the model "fake" takes

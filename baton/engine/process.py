@@ -44,7 +44,7 @@ def fake_runner(config: EngineConfig) -> FakeRunner:
     blocks = config.kv_blocks or (config.kv_cache_mb << 20) // card.format.block_bytes
     if blocks < 1:
         raise ConfigError(f"engine.kv_cache_mb must hold at least one block, got {config.kv_cache_mb}")
-    return FakeRunner(card, blocks)
+    return FakeRunner(card, blocks, step_seconds=config.fake_step_ms / 1000)
 
 
 def load_runner(config: EngineConfig, report: Callable[[str], None]) -> Runner:
