@@ -68,9 +68,10 @@ def write_gguf(path: Path, fields: Callable[[Any], None], architecture: str = "l
     return path
 
 
-def byte_level_fields(writer: Any, pre_tokenizer: str = "gpt-2") -> None:
-    tokens = [*CHARACTER_OF_BYTE.values(), *map(spell, JOINED), *(token for token, _ in ADDED)]
-    kinds = [TokenKind.NORMAL] * (256 + len(JOINED)) + [kind for _, kind in ADDED]
+def byte_level_fields(writer: Any, pre_tokenizer: str = "gpt-2", unmerged: Sequence[str] = ()) -> None:
+    """``unmerged``: further tokens that no merge leads to."""
+    tokens = [*CHARACTER_OF_BYTE.values(), *map(spell, JOINED), *(token for token, _ in ADDED), *map(spell, unmerged)]
+    kinds = [TokenKind.NORMAL] * (256 + len(JOINED)) + [kind for _, kind in ADDED] + [TokenKind.NORMAL] * len(unmerged)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre_tokenizer)
     writer.add_token_list(tokens)

@@ -54,6 +54,14 @@ def test_numbers_beyond_three_digits_break_only_in_llama_bpe(tmp_path: Path) -> 
     assert pieces(gpt2, "11231") == ["1", "123", "1"]
 
 
+@pytest.mark.parametrize(("pre_tokenizer", "expected"), [("llama-bpe", ["zzz"]), ("gpt-2", ["z", "z", "z"])])
+def test_only_llama_bpe_takes_a_word_that_no_merge_leads_to(
+    tmp_path: Path, pre_tokenizer: str, expected: list[str]
+) -> None:
+    fields = partial(byte_level_fields, pre_tokenizer=pre_tokenizer, unmerged=["zzz"])
+    assert pieces(converted(tmp_path, fields), "zzz") == expected
+
+
 def test_qwen2_composes_characters_before_encoding(tmp_path: Path) -> None:
     tokenizer = converted(tmp_path, partial(byte_level_fields, pre_tokenizer="qwen2"))
     assert tokenizer.encode("e\u0301") == tokenizer.encode("é")

@@ -67,6 +67,13 @@ def test_matches_only_stops_that_end_after_the_unmatched_part(early: str, late: 
     assert early_text + "".join(delivered) == text[: end - len(expected or "")]
 
 
+def test_a_stop_in_the_unmatched_part_is_text_that_is_not_held() -> None:
+    matcher = StopMatcher(["ab", "bcd"])
+    assert matcher.push_unmatched("xab") == "xa"
+    assert matcher.push_unmatched("cda") == "bcd"
+    assert StopMatcher(["ab"]).push_unmatched("xab") == "xab"
+
+
 def test_delivers_the_stop_when_asked_to_include_it() -> None:
     matcher = StopMatcher(["END"], include_stop=True)
     assert matcher.push("one E").text == "one "

@@ -66,6 +66,8 @@ def test_the_text_of_a_special_token_works_as_a_stop(byte_level: Tokenizer) -> N
     assert stream.extend([*ids_of(byte_level, "a", "\n\n"), user, *ids_of(byte_level, "b")]) == TextDelta(
         "a\n\n", "<|user|>", 3
     )
+    early = TextStream(byte_level, ["<|user|>"], min_tokens=1)
+    assert early.extend([user, *ids_of(byte_level, "a"), user]) == TextDelta("a", "<|user|>", 3)
     included = TextStream(byte_level, ["<|user|>"], include_stop=True)
     assert included.extend([*ids_of(byte_level, "a"), user]).text == "a<|user|>"
     assert TextStream(byte_level, ["\n\nx"]).extend([*ids_of(byte_level, "a"), user]) == TextDelta("a", None, 2)
