@@ -15,6 +15,7 @@ from baton.core.errors import StateUnavailable
 from baton.core.types import Candidate, ModelCard, ProcessRecord, Role, WorkerState
 
 log = logging.getLogger(__name__)
+MISSES_BEFORE_AWAY = 3
 WORKER_ROLES = (Role.PREFILL, Role.DECODE)
 
 
@@ -96,14 +97,17 @@ class FleetView:
 
 
 class FleetWatch:
-    """Feeds a view from the registry. With the registry away the last known fleet stays in use."""
+    """Feeds a view from the registry. With the registry away the last known fleet stays in use.
+
+    A single late answer is no outage: it takes ``MISSES_BEFORE_AWAY`` in a row to be logged, once, and so is its end.
+    """
 
     def __init__(self, registry: RegistryApi, view: FleetView, clock: Clock, *, interval: float) -> None:
         self._registry = registry
         self._view = view
         self._clock = clock
         self._interval = interval
-        self._away = False
+        self._misses = 0
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -116,13 +120,13 @@ class FleetWatch:
         try:
             records = await self._registry.processes()
         except StateUnavailable as error:
-            if not self._away:
+            self._misses += 1
+            if self._misses == MISSES_BEFORE_AWAY:
                 log.warning("registry is away, the last known fleet stays in use", extra={"error": error.message})
-            self._away = True
             return
-        if self._away:
+        if self._misses >= MISSES_BEFORE_AWAY:
             log.info("registry is back")
-        self._away = False
+        self._misses = 0
         self._view.update(records)
 
     async def _keep_looking(self) -> None:

@@ -14,6 +14,7 @@ from baton.core.types import Candidate, Plan, PlanQuery, ProcessRecord, Role
 from gateway.fleet import FleetView
 
 log = logging.getLogger(__name__)
+ANSWERS_UNTIL_BACK = 10
 PLANNER_UNREACHABLE = "planner_unreachable"
 
 
@@ -44,7 +45,8 @@ class Placing(PlannerApi):
         self._planner = planner
         self._fleet = fleet
         self._budget = budget_seconds
-        self._answering = True
+        self._silent = False
+        self._answers_in_a_row = 0
         self._turn = 0
         self._own_plans: Counter = meter.counter("planner_fallbacks", "Requests that the gateway placed by itself")
 
@@ -87,12 +89,14 @@ class Placing(PlannerApi):
         raise PeerUnavailable(f"the planner did not answer within {self._budget * 1000:.0f} ms")
 
     def _note(self, *, answering: bool, why: str = "") -> None:
-        if answering != self._answering:
-            self._answering = answering
-            if answering:
-                log.info("planner answers again")
-            else:
-                log.warning("planner unreachable: placing by least load", extra={"reason": why})
+        """Log each change once. One answer among many late ones is no change."""
+        self._answers_in_a_row = self._answers_in_a_row + 1 if answering else 0
+        if not answering and not self._silent:
+            self._silent = True
+            log.warning("planner unreachable: placing by least load", extra={"reason": why})
+        elif self._silent and self._answers_in_a_row >= ANSWERS_UNTIL_BACK:
+            self._silent = False
+            log.info("planner answers again")
 
 
 def least_load_plan(query: PlanQuery, fleet: FleetView, turn: int) -> Plan:

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from baton.core.clock import ManualClock
-from baton.core.errors import BatonError, InvalidRequest, Overloaded, PeerUnavailable, UnknownModel
+from baton.core.errors import BatonError, InvalidRequest, Overloaded, PeerUnavailable, StateUnavailable, UnknownModel
 from baton.core.telemetry import SilentMeter
 from baton.core.types import PlanQuery, Role, WorkerState
-from gateway.fleet import FleetView
-from gateway.planning import PLANNER_UNREACHABLE, Placing, least_load_plan
+from gateway.fleet import FleetView, FleetWatch
+from gateway.planning import ANSWERS_UNTIL_BACK, PLANNER_UNREACHABLE, Placing, least_load_plan
 from tests.unit.gateway.doubles import CARD, MODEL, RankedPlanner, candidate, record
 
 QUERY = PlanQuery("r", MODEL, "acme", 10, 20)
@@ -62,18 +62,42 @@ def test_what_the_planner_refuses_stays_refused(error: BatonError) -> None:
         asyncio.run(placing(planner, view_of(record("a"))).plan(QUERY))
 
 
-def test_logs_once_per_change(caplog: pytest.LogCaptureFixture) -> None:
+def test_logs_once_per_change_and_not_while_answers_come_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
     planner = RankedPlanner(["a"])
+    away = PeerUnavailable("x")
 
     async def run() -> None:
         place = placing(planner, view_of(record("a")), budget=5)
-        for error in (PeerUnavailable("x"), PeerUnavailable("y"), None, None, PeerUnavailable("z")):
+        for error in (away, away, None, away, *[None] * ANSWERS_UNTIL_BACK, None, away):
             planner.error = error
             await place.plan(QUERY)
 
     with caplog.at_level(logging.INFO, logger="gateway.planning"):
         asyncio.run(run())
     assert [entry.levelname for entry in caplog.records] == ["WARNING", "INFO", "WARNING"]
+
+
+def test_an_absent_registry_leaves_the_last_fleet_in_use_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Flaky:
+        def __init__(self) -> None:
+            self.away = False
+
+        async def processes(self):
+            if self.away:
+                raise StateUnavailable("gone")
+            return [record("a")]
+
+    async def run() -> None:
+        registry, view = Flaky(), FleetView(ManualClock())
+        watch = FleetWatch(registry, view, ManualClock(), interval=0.2)  # type: ignore[arg-type]
+        for away in (False, True, False, *[True] * 8, False, False):
+            registry.away = away
+            await watch.look()
+            assert [worker.id for worker in view.ready(MODEL)] == ["a"]
+
+    with caplog.at_level(logging.INFO, logger="gateway.fleet"):
+        asyncio.run(run())
+    assert [entry.levelname for entry in caplog.records] == ["WARNING", "INFO"]
 
 
 def test_own_plans_spread_over_equal_workers() -> None:
