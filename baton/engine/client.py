@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import count
 
@@ -51,11 +51,17 @@ STOP_SECONDS = 5.0  # an engine process that does not end by itself after its ch
 CHANGES_KEPT = 1024  # block changes that a slow subscriber may lag behind before it sees a gap
 
 
+def _ignore(message: str) -> None:
+    """For callers who do not show progress."""
+
+
 class EngineClient:
     """Satisfies ``EngineApi``. Made by ``spawn_engine`` and ``threaded_engine``."""
 
-    def __init__(self, channel: AsyncChannel, ready: Ready) -> None:
+    def __init__(self, channel: AsyncChannel, ready: Ready, exit_status: Callable[[], Awaitable[str]]) -> None:
+        """``exit_status`` says how the engine ended, once its channel has closed."""
         self._channel = channel
+        self._exit_status = exit_status
         self._card = ready.card
         self._stats = ready.stats
         self._calls: dict[int, Call] = {}
@@ -144,14 +150,15 @@ class EngineClient:
 
     async def read_reports(self) -> None:
         """Deliver reports until the engine hangs up. Run by whoever made the client, in a task beside its users."""
-        reason = "the engine was closed"
         try:
             while True:
                 self._on_report(await self._channel.receive())
         except ChannelClosed:
-            reason = "the engine process has ended"
+            self._on_end("the engine has ended")
+            self._end = f"the engine has ended: {await self._exit_status()}"
         finally:
-            self._on_end(reason)
+            self._on_end(self._end or "the engine was closed")
+            self._ended.set()
 
     def _on_report(self, report: StepReport) -> None:
         self._stats = report.stats
@@ -208,21 +215,59 @@ class EngineClient:
         self._end = reason
         for waiting in (*self._calls.values(), *self._replies.values(), *self._subscribers):
             waiting.fail(PeerUnavailable(reason))
-        self._ended.set()
 
 
 @asynccontextmanager
-async def _client(channel: AsyncChannel, ready: Ready) -> AsyncIterator[EngineClient]:
-    """A client with its reader running; nothing of it is left afterwards."""
-    client = EngineClient(channel, ready)
-    reader = asyncio.create_task(client.read_reports(), name="engine-reports")
+async def spawn_engine(
+    config: EngineConfig, *, on_progress: Callable[[str], None] = _ignore
+) -> AsyncIterator[EngineClient]:
+    """An engine in a process of its own, loaded and ready; it ends with the ``async with``, or with this process.
+
+    Raises what loading raised (ModelError, ConfigError, ...), PeerUnavailable when the process died while loading.
+    """
+    ours, theirs = socket.socketpair()
+    async with _child(theirs) as process, _channel(ours) as channel:
+
+        async def exit_status() -> str:
+            return f"exit code {await process.wait()}"
+
+        channel.send(Load(config))
+        try:
+            ready = await _until_ready(channel, on_progress)
+        except ChannelClosed as error:
+            raise PeerUnavailable(f"the engine ended while loading: {await exit_status()}") from error
+        async with _client(channel, ready, exit_status) as client:
+            yield client
+
+
+@asynccontextmanager
+async def threaded_engine(runner: Runner, config: EngineConfig) -> AsyncIterator[EngineClient]:
+    """The same engine in a thread of this process, over the same messages: for tests and ``tests/stack.py``."""
+    ours, theirs = socket.socketpair()
+    thread = threading.Thread(target=_serve_thread, args=(runner, config, theirs), name="engine", daemon=True)
+
+    async def exit_status() -> str:
+        await asyncio.to_thread(thread.join)
+        return "its thread is done"
+
     try:
-        yield client
+        async with _channel(ours) as channel:
+            thread.start()
+            async with _client(channel, await _until_ready(channel, _ignore), exit_status) as client:
+                yield client
     finally:
-        reader.cancel()
-        await asyncio.wait({reader})
-        if not reader.cancelled():
-            reader.result()  # a bug in the reader must not pass for the engine's end
+        await exit_status()
+
+
+def _serve_thread(runner: Runner, config: EngineConfig, sock: socket.socket) -> None:
+    channel = SyncChannel(sock)
+    try:
+        serve(runner, config, channel, SystemClock())
+    except ChannelClosed:
+        return
+    finally:
+        channel.close()
+        runner.close()
 
 
 async def _until_ready(channel: AsyncChannel, on_progress: Callable[[str], None]) -> Ready:
@@ -236,70 +281,50 @@ async def _until_ready(channel: AsyncChannel, on_progress: Callable[[str], None]
         on_progress(message.message)
 
 
-def _ignore(message: str) -> None:
-    """For callers who do not show progress."""
+@asynccontextmanager
+async def _client(
+    channel: AsyncChannel, ready: Ready, exit_status: Callable[[], Awaitable[str]]
+) -> AsyncIterator[EngineClient]:
+    """A client with its reader running; nothing of it is left afterwards."""
+    client = EngineClient(channel, ready, exit_status)
+    reader = asyncio.create_task(client.read_reports(), name="engine-reports")
+    try:
+        yield client
+    finally:
+        reader.cancel()
+        await asyncio.wait({reader})
+        if not reader.cancelled():
+            reader.result()  # a bug in the reader must not pass for the engine's end
 
 
 @asynccontextmanager
-async def spawn_engine(
-    config: EngineConfig, *, on_progress: Callable[[str], None] = _ignore
-) -> AsyncIterator[EngineClient]:
-    """An engine in a process of its own, loaded and ready; it ends with the ``async with``, or with this process.
-
-    Raises what loading raised (ModelError, ConfigError, ...), PeerUnavailable when the process died while loading.
-    """
-    ours, theirs = socket.socketpair()
-    with theirs:
-        channel = await AsyncChannel.open(ours)
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "baton.engine.process", "--fd", str(theirs.fileno()), "--parent", str(os.getpid()),
-            pass_fds=[theirs.fileno()],
-        )  # fmt: skip
+async def _channel(sock: socket.socket) -> AsyncIterator[AsyncChannel]:
+    channel = await AsyncChannel.open(sock)
     try:
-        channel.send(Load(config))
-        try:
-            ready = await _until_ready(channel, on_progress)
-        except ChannelClosed as error:
-            code = await process.wait()
-            raise PeerUnavailable(f"the engine process ended while loading (exit code {code})") from error
-        async with _client(channel, ready) as client:
-            yield client
+        yield channel
     finally:
         await channel.close()
+
+
+@asynccontextmanager
+async def _child(theirs: socket.socket) -> AsyncIterator[asyncio.subprocess.Process]:
+    """The engine's process. It ends by itself when the channel closes, and is killed if it does not."""
+    fd, parent = str(theirs.fileno()), str(os.getpid())
+    command = (sys.executable, "-m", "baton.engine.process", "--fd", fd, "--parent", parent)
+    with theirs:
+        process = await asyncio.create_subprocess_exec(*command, pass_fds=[theirs.fileno()])
+    try:
+        yield process
+    finally:
         await _stop(process)
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
     try:
-        async with asyncio.timeout(STOP_SECONDS):
-            await process.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STOP_SECONDS):
+                await process.wait()
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
-
-
-@asynccontextmanager
-async def threaded_engine(runner: Runner, config: EngineConfig) -> AsyncIterator[EngineClient]:
-    """The same engine in a thread of this process, over the same messages: for tests and ``tests/stack.py``."""
-    ours, theirs = socket.socketpair()
-    channel = await AsyncChannel.open(ours)
-    thread = threading.Thread(target=_serve_thread, args=(runner, config, theirs), name="engine", daemon=True)
-    thread.start()
-    try:
-        async with _client(channel, await _until_ready(channel, _ignore)) as client:
-            yield client
-    finally:
-        await channel.close()
-        await asyncio.to_thread(thread.join)
-
-
-def _serve_thread(runner: Runner, config: EngineConfig, sock: socket.socket) -> None:
-    channel = SyncChannel(sock)
-    try:
-        serve(runner, config, channel, SystemClock())
-    except ChannelClosed:
-        return
-    finally:
-        channel.close()
-        runner.close()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from baton.core.errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -24,3 +26,17 @@ class EngineConfig:
     growth_window: int = 256  # output tokens whose blocks are reserved at admission
     seed: int = 0  # of random weights
     fake_step_ms: float = 0.0  # how long a step of the model "fake" takes
+
+    def __post_init__(self) -> None:
+        size = self.block_size
+        self._require(
+            1 <= size <= 1024 and not size & (size - 1), "block_size", "must be a power of two from 1 to 1024"
+        )
+        for key in ("threads", "max_step_tokens", "max_running", "max_waiting"):
+            self._require(getattr(self, key) >= 1, key, "must be at least 1")
+        for key in ("kv_cache_mb", "kv_blocks", "growth_window", "fake_step_ms"):
+            self._require(getattr(self, key) >= 0, key, "must not be negative")
+
+    def _require(self, holds: bool, key: str, limit: str) -> None:
+        if not holds:
+            raise ConfigError(f"engine.{key} {limit}, got {getattr(self, key)!r}")

@@ -136,6 +136,21 @@ def test_preempts_the_youngest_of_the_lowest_priority_and_delivers_no_token_twic
     driver.assert_idle()
 
 
+def test_a_prefill_in_progress_keeps_its_blocks_when_others_run_short() -> None:
+    driver = Driver(10, growth_window=0, max_step_tokens=3)
+    answering = driver.reserve(request(prompt(4), 30, priority=1))
+    driver.step()
+    driver.decode(answering)
+    prefilling = driver.prefill(request(prompt(28, 1)))
+    driver.run_until(lambda: driver.stats.preemptions > 0)
+    assert driver.outcomes[prefilling].first is None
+    assert driver.stats.held_blocks == 7
+    driver.first_token(prefilling)
+    driver.release(prefilling)
+    assert driver.finish(answering).tokens == alone(request(prompt(4), 30))
+    driver.assert_idle()
+
+
 def test_a_lone_request_that_fills_the_pool_ends() -> None:
     driver = Driver(8, growth_window=0)
     outcome = driver.answer(request(prompt(5), 27))

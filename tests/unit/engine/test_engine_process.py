@@ -13,6 +13,7 @@ from contextlib import aclosing
 
 import psutil
 import pytest
+import uvloop
 
 from baton.core.errors import ConfigError, PeerUnavailable
 from baton.core.types import StopRules, TokenRequest
@@ -65,7 +66,7 @@ def test_killing_the_process_is_told_to_every_waiter_and_to_the_front() -> None:
                     await held.write_blocks(0, bytes(engine.card.format.block_bytes))
                 with pytest.raises(PeerUnavailable):
                     await run.read_blocks(0, 1)
-            assert "ended" in await engine.closed()
+            assert "exit code -9" in await engine.closed()
             with pytest.raises(PeerUnavailable):
                 await engine.reserve(LONG).__aenter__()
 
@@ -97,6 +98,16 @@ def test_the_process_does_not_outlive_a_front_that_is_killed() -> None:
     front.wait()
     front.stdout.close()
     wait_until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_runs_under_uvloop() -> None:
+    async def main() -> list[int]:
+        async with spawn_engine(CONFIG) as engine, engine.reserve(SHORT) as reservation:
+            await reservation.write_blocks(0, bytes(engine.card.format.block_bytes))
+            async with aclosing(reservation.decode(None)) as chunks:
+                return [token async for chunk in chunks for token in chunk.token_ids]
+
+    assert uvloop.run(main()) == asyncio.run(main())
 
 
 def test_a_load_error_reaches_the_front_with_its_type_and_message() -> None:
