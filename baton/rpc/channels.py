@@ -40,6 +40,8 @@ class Keepalive:
         return [
             ("grpc.keepalive_time_ms", round(self.interval * 1000)),
             ("grpc.keepalive_timeout_ms", round(self.timeout * 1000)),
+            # A ping without an answer ends the connection after this; left out, gRPC 1.85 waits for a minute instead.
+            ("grpc.http2.ping_timeout_ms", round(self.timeout * 1000)),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.max_pings_without_data", 0),  # no limit: a prefill may be silent for long
         ]

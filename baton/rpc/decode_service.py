@@ -7,9 +7,9 @@ the link ends, for whatever reason, all its requests are cancelled.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any, Final
 
 import grpc.aio
@@ -39,8 +39,6 @@ from protos.baton.v1 import decode_pb2_grpc
 NAME: Final = "baton.v1.DecodeService"
 METHOD: Final = "DecodeService/Generate"  # what a request inside a link is called in metrics
 MESSAGE_BYTES: Final = 4 * 1024 * 1024  # one message never comes near the receive limit
-
-_log = logging.getLogger(__name__)
 
 
 def decode_service(
@@ -87,7 +85,8 @@ class _Servicer(decode_pb2_grpc.DecodeServiceServicer):
         outbox = _Outbox()
         requests = _Requests(self._decode, outbox, self._calls, replaced=self._sessions.get(hello.session_id))
         self._sessions[hello.session_id] = requests
-        health = PeerHealth(f"gateway {hello.gateway_id}", self._policy, self._clock.now())
+        patience = replace(self._policy, silence=self._policy.gateway_silence)
+        health = PeerHealth(f"gateway {hello.gateway_id}", patience, self._clock.now())
         watch = asyncio.create_task(
             first_of(self._read(request_iterator, requests, health), self._beat(outbox, health), self._closing())
         )

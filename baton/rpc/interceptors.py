@@ -7,8 +7,8 @@ a streaming handler in the same task when its client goes away.
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 
 from baton.core.clock import Ids
 from baton.core.errors import BatonError, InvalidRequest, Unauthenticated
+from baton.core.streams import closing
 from baton.rpc.calls import Calls
 from baton.rpc.channels import AUTHORIZATION_KEY, REQUEST_ID_KEY, bearer, same_secret
 from baton.rpc.errors import status_code, trailing_metadata, unexpected
@@ -131,8 +132,7 @@ async def _send_all(produced: Any, context: Context) -> None:
     if inspect.isawaitable(produced):
         await produced
         return
-    messages: AsyncGenerator[Any, None] = produced
-    async with aclosing(messages):
+    async with closing(produced) as messages:
         async for message in messages:
             await context.write(message)
 

@@ -8,8 +8,10 @@ from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
+import uvloop
 
 from baton.core.errors import BatonError, Cancelled, Expired, Overloaded, PeerUnavailable
+from baton.core.telemetry import SilentMeter
 from baton.core.types import (
     Attempt,
     Candidate,
@@ -23,15 +25,29 @@ from baton.core.types import (
     TokenLogprob,
     Usage,
 )
+from baton.rpc import decode_service
 from baton.rpc.decode_link import DecodeLink
 from baton.rpc.link import EnginePulse, LinkPolicy
-from baton.rpc.serving import RunningServer, ServerPolicy
+from baton.rpc.serving import ServerPolicy, serve
+from protos.baton.v1 import decode_pb2 as pb
+from protos.baton.v1 import decode_pb2_grpc
 from tests.contract.test_wire_errors import ALL_ERRORS, same_error
-from tests.contract.wire_doubles import TOKENS, WAYS, ScriptedDecode, decode, link_to, served_decode, soon, until, wire
+from tests.contract.wire_doubles import (
+    TOKENS,
+    WAYS,
+    Relay,
+    ScriptedDecode,
+    decode,
+    link_to,
+    served_decode,
+    soon,
+    until,
+    wire,
+)
 
 REQUEST = DecodeRequest(TOKENS)
-QUICK = LinkPolicy(heartbeat=0.02, silence=0.2, stall=0.3, idle_reader=0.2)
-PATIENT = LinkPolicy(silence=15.0, stall=15.0)
+QUICK = LinkPolicy(heartbeat=0.02, silence=0.2, gateway_silence=0.2, stall=0.3, idle_reader=0.2)
+PATIENT = LinkPolicy(silence=15.0, gateway_silence=15.0, stall=15.0)
 
 
 def request(name: str, max_tokens: int = 16, timeout: float | None = None) -> DecodeRequest:
@@ -187,10 +203,21 @@ def test_a_bug_in_the_worker_ends_its_request_only() -> None:
     asyncio.run(run())
 
 
+def test_a_link_works_the_same_on_uvloop() -> None:
+    async def run() -> None:
+        domain = ScriptedDecode(counting)
+        async with decode("wire", domain, PATIENT) as worker:
+            answers = await soon(asyncio.gather(*(collected(worker.generate(request(f"r{n}"))) for n in range(8))))
+            assert all(len(answer) == 16 for answer in answers)
+            async with aclosing(worker.generate(request("abandoned", 10**6))) as stream:  # type: ignore[type-var]
+                await soon(anext(stream))
+            await until(lambda: not domain.running)
+
+    uvloop.run(run())
+
+
 def test_chunks_of_one_engine_step_share_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     """32 requests that step together need about a message a step, not one a token."""
-    from baton.rpc import decode_service
-
     sent: list[int] = []
 
     class CountingOutbox(decode_service._Outbox):
@@ -250,8 +277,6 @@ def test_the_worker_keeps_the_deadline_even_if_the_gateway_forgets_it() -> None:
     async def run() -> None:
         domain = ScriptedDecode(endless)
         async with wire(served_decode(domain)) as (_, channel):
-            from protos.baton.v1 import decode_pb2 as pb
-            from protos.baton.v1 import decode_pb2_grpc
 
             async def opening() -> AsyncIterator[pb.AttachRequest]:
                 yield pb.AttachRequest(hello=pb.LinkHello(session_id="s", gateway_id="g", protocol_version=1))
@@ -284,53 +309,12 @@ def test_the_death_of_the_worker_is_told_at_once() -> None:
     asyncio.run(run())
 
 
-class Frozen:
-    """A TCP relay that stops passing bytes while both connections stay open: what SIGSTOP looks like from outside."""
-
-    def __init__(self, server: RunningServer) -> None:
-        self._target = server.port
-        self._flowing = asyncio.Event()
-        self._flowing.set()
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def __aenter__(self) -> Frozen:
-        self._relay = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.address = f"127.0.0.1:{self._relay.sockets[0].getsockname()[1]}"
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._relay.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def freeze(self) -> None:
-        self._flowing.clear()
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
-        for source, sink in ((reader, far_writer), (far_reader, writer)):
-            task = asyncio.create_task(self._pump(source, sink))
-            self._tasks.add(task)
-
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        try:
-            while data := await source.read(65536):
-                await self._flowing.wait()
-                sink.write(data)
-                await sink.drain()
-        except ConnectionError:
-            pass
-        finally:
-            sink.close()
-
-
 def test_a_stopped_worker_is_noticed_though_its_connection_stays_open() -> None:
     async def run() -> None:
         domain = ScriptedDecode(endless)
         async with (
             wire(served_decode(domain, PATIENT)) as (server, _),
-            Frozen(server) as relay,
+            Relay(server) as relay,
             link_to(relay.address, QUICK) as link,
         ):
             stream = aiter(link.generate(REQUEST))
@@ -347,7 +331,7 @@ def test_the_requests_of_a_stopped_gateway_are_freed() -> None:
         domain = ScriptedDecode(endless)
         async with (
             wire(served_decode(domain, QUICK)) as (server, _),
-            Frozen(server) as relay,
+            Relay(server) as relay,
             link_to(relay.address, PATIENT) as link,
         ):
             stream = aiter(link.generate(REQUEST))
@@ -394,9 +378,6 @@ def test_a_link_that_fell_is_renewed_by_the_next_request() -> None:
             await soon(anext(stream))
         with pytest.raises(PeerUnavailable):
             await soon(anext(stream))
-        from baton.core.telemetry import SilentMeter
-        from baton.rpc.serving import serve
-
         service = served_decode(ScriptedDecode(counting))
         async with serve([service], f"127.0.0.1:{port}", SilentMeter(), ServerPolicy(drain=0)), link:
             assert len(await soon(collected(link.generate(REQUEST)))) == 16
@@ -417,9 +398,6 @@ def test_a_restarted_worker_is_refused_by_its_epoch() -> None:
 
 def test_a_second_stream_of_a_session_cancels_the_first_ones_requests() -> None:
     async def run() -> None:
-        from protos.baton.v1 import decode_pb2 as pb
-        from protos.baton.v1 import decode_pb2_grpc
-
         order: list[str] = []
 
         async def slow_to_leave(asked: DecodeRequest) -> AsyncIterator[TokenChunk]:

@@ -26,10 +26,11 @@ from baton.core.types import (
     TokenLogprob,
     Usage,
 )
-from baton.rpc.channels import ChannelPool, open_channel
+from baton.rpc.channels import ChannelPool, Keepalive, open_channel
 from baton.rpc.kvreceiver import KvReceiverClient, kvreceiver_service
 from baton.rpc.planner import PlannerClient, planner_service
 from baton.rpc.prefill import PrefillClient, prefill_service
+from baton.rpc.serving import ServerPolicy
 from protos.baton.v1 import planner_pb2 as pb
 from services.kvtransfer.directory import Directory
 from tests.contract.wire_doubles import (
@@ -39,6 +40,7 @@ from tests.contract.wire_doubles import (
     TICKET,
     TOKENS,
     WAYS,
+    Relay,
     ScriptedPlanner,
     ScriptedPrefill,
     ScriptedReceiver,
@@ -194,6 +196,41 @@ def test_a_peer_that_dies_in_a_call_is_unavailable() -> None:
         with pytest.raises(PeerUnavailable):
             await soon(task)
         await channel.close()
+
+    asyncio.run(run())
+
+
+def test_a_stopped_peer_is_noticed_in_a_call_without_a_deadline() -> None:
+    async def run() -> None:
+        domain = ScriptedPrefill(blocks())
+        async with wire(prefill_service(domain)) as (server, _), Relay(server) as relay:
+            channel = open_channel(relay.address, keepalive=Keepalive(interval=0.2, timeout=0.3))
+            task = asyncio.create_task(PrefillClient(channel).prefill(PREFILL))
+            await soon(domain.script.begun.wait())
+            relay.freeze()
+            with pytest.raises(PeerUnavailable):
+                await soon(task)
+            await channel.close()
+
+    asyncio.run(run())
+
+
+def test_a_long_silent_call_survives_its_pings() -> None:
+    result = PrefillResult(FirstToken(1, Usage(3, 0, 1)), "prefill-0", 0)
+
+    async def run() -> None:
+        pings = Keepalive(interval=0.05, timeout=10.0)
+        domain = ScriptedPrefill(answers(result))
+
+        async def act() -> PrefillResult:
+            await asyncio.sleep(1.5)
+            return result
+
+        domain.script.act = act
+        async with wire(prefill_service(domain), policy=ServerPolicy(drain=0, keepalive=pings)) as (server, _):
+            channel = open_channel(server.address, keepalive=pings)
+            assert await soon(PrefillClient(channel).prefill(PREFILL)) == result
+            await channel.close()
 
     asyncio.run(run())
 

@@ -228,6 +228,47 @@ async def decode(way: str, domain: DecodeApi, policy: LinkPolicy = DEFAULT_LINK_
         yield link
 
 
+class Relay:
+    """A TCP relay that stops passing bytes while both connections stay open: what SIGSTOP looks like from outside."""
+
+    def __init__(self, server: RunningServer) -> None:
+        self._target = server.port
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Relay:
+        self._relay = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.address = f"127.0.0.1:{self._relay.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._relay.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def freeze(self) -> None:
+        self._flowing.clear()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        for source, sink in ((reader, far_writer), (far_reader, writer)):
+            task = asyncio.create_task(self._pump(source, sink))
+            self._tasks.add(task)
+
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        try:
+            while data := await source.read(65536):
+                await self._flowing.wait()
+                sink.write(data)
+                await sink.drain()
+        except ConnectionError:
+            pass
+        finally:
+            sink.close()
+
+
 # --- waiting ----------------------------------------------------------------------------------------------------------
 
 
