@@ -55,6 +55,7 @@ _PRE_TOKENIZERS: Mapping[str, Json] = {
 def write_tokenizer(gguf_path: Path, directory: Path) -> None:
     """Write tokenizer.json and tokenizer_config.json into ``directory``, and generation_config.json if it has none.
 
+    tokenizer.json comes last, so a directory that has it is complete.
     Covers byte-level BPE ("gpt2") with a known pre-tokenizer and SentencePiece BPE ("llama"). Raises ModelError for a
     file that is corrupt, or whose tokenizer model or pre-tokenizer is not supported, by name.
     """
@@ -67,10 +68,10 @@ def write_tokenizer(gguf_path: Path, directory: Path) -> None:
         case other:
             raise ModelError(f"{vocabulary.file}: tokenizer.ggml.model: must be gpt2 or llama, got {other}")
     directory.mkdir(parents=True, exist_ok=True)
-    _write_json(directory / "tokenizer.json", tokenizer)
     _write_json(directory / "tokenizer_config.json", _tokenizer_config(vocabulary))
     if not (directory / "generation_config.json").exists():
         _write_json(directory / "generation_config.json", _generation_config(vocabulary))
+    _write_json(directory / "tokenizer.json", tokenizer)
 
 
 def _byte_level_tokenizer(vocabulary: GgufVocabulary) -> Json:

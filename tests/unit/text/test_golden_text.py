@@ -53,6 +53,10 @@ def test_smollm2_prompts_are_exact(smollm2_directory: Path) -> None:
     check_prompts_and_outputs("smollm2-135m-instruct.jsonl", smollm2_directory)
 
 
+def test_qwen_coder_prompts_are_exact(qwen_coder_directory: Path) -> None:
+    check_prompts_and_outputs("qwen2.5-coder-0.5b-instruct.jsonl", qwen_coder_directory)
+
+
 def test_smollm2_ends_with_im_end(smollm2: Tokenizer) -> None:
     assert smollm2.eos_ids == (2,)
     assert smollm2.vocab_size == 49152
