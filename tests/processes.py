@@ -1,4 +1,4 @@
-"""The whole system as real processes on loopback, for tests: a stack in a temporary directory, and how to ask it."""
+"""Worker, planner and kvtransfer processes on loopback, started one by one: see Fleet."""
 
 from __future__ import annotations
 

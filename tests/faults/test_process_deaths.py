@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from baton.cli.answers import Answer
 from baton.core.types import GenerateChunk, GenerateRequest, PrefillMode, Sampling, StopRules
-from tests.processes import RunningStack, prompt_request, running_stack
+from tests.launched import RunningStack, prompt_request, running_stack
 
 PROMPT = tuple(range(10, 410))  # 25 blocks; 50 prefill steps of 8 tokens
 SLOW = ("engine.fake_step_ms=20", "engine.max_step_tokens=8", "planner.local_prefill_max_tokens=0")

@@ -1,0 +1,83 @@
+"""The goldens through the real path: gateway, planner, a prefill process, a decode process, bytes over gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from baton.core.types import PrefillMode
+from tests.goldens import DATA, TINY, Golden, read_goldens
+from tests.launched import RunningStack, running_stack
+
+ALWAYS_REMOTE = ("planner.local_prefill_max_tokens=0", "engine.dtype=float32")
+CONCURRENCY = 4
+
+
+async def assert_exact_over_the_split_path(running: RunningStack, goldens: list[Golden]) -> None:
+    slots = asyncio.Semaphore(CONCURRENCY)
+
+    async def one(golden: Golden) -> int:
+        async with slots:
+            answer = await running.ask(golden.id, golden.by_ids(logprobs=5 if golden.logprobs else None))
+        assert answer.error is None, (golden.id, answer.error)
+        assert tuple(answer.token_ids) == golden.output, golden.id
+        assert answer.finish is not None and answer.finish.value == golden.finish
+        place, usage = answer.placement, answer.usage
+        assert (place.prefill_mode, place.prefill_worker, place.decode_worker) == (
+            PrefillMode.REMOTE,
+            "prefill-0",
+            "decode-0",
+        )
+        for ours, (token_id, logprob, top) in zip(answer.logprobs, golden.logprobs, strict=bool(golden.logprobs)):
+            assert ours.token_id == token_id and abs(ours.logprob - logprob) <= 1e-3
+            assert all(abs(p - dict(ours.top)[t]) <= 1e-3 for t, p in top if t in dict(ours.top))
+        assert usage.prompt_tokens == len(golden.prompt)
+        return place.kv_bytes
+
+    shipped = sum(await asyncio.gather(*(one(golden) for golden in goldens)))
+    await assert_decode_computed_no_prompt(running, goldens, shipped)
+    await running.assert_idle()
+
+
+async def assert_decode_computed_no_prompt(running: RunningStack, goldens: list[Golden], shipped: int) -> None:
+    """Decode's counters: no prompt token computed; bytes received are the uncached prompt tokens' KV, to the byte."""
+    workers = await running.until(
+        lambda found: found["prefill-0"].stats.prompt_tokens_computed > 0, "prefill reports what it computed"
+    )
+    decode = workers["decode-0"]
+    assert decode.card is not None
+    assert decode.stats.prompt_tokens_computed == 0
+    per_token = decode.card.format.block_bytes // decode.card.format.block_size
+    uncached = sum(len(golden.prompt) for golden in goldens) - decode.stats.prompt_tokens_cached
+    assert shipped == uncached * per_token
+
+
+@pytest.mark.parametrize("directory", TINY, ids=lambda path: path.name)
+def test_tiny_goldens_are_exact_over_the_split_path(directory: Path) -> None:
+    async def main() -> None:
+        async with running_stack(str(directory), *ALWAYS_REMOTE, "engine.kv_cache_mb=32") as running:
+            await assert_exact_over_the_split_path(running, read_goldens(directory / "golden.jsonl"))
+
+    asyncio.run(main())
+
+
+def test_smollm2_goldens_are_exact_over_the_split_path(smollm2_directory: Path) -> None:
+    async def main() -> None:
+        goldens = read_goldens(DATA / "smollm2-135m-instruct.jsonl")
+        async with running_stack(str(smollm2_directory), *ALWAYS_REMOTE, "engine.kv_cache_mb=512") as running:
+            await assert_exact_over_the_split_path(running, goldens)
+            await assert_texts_and_messages_give_the_same(running, [g for g in goldens if g.messages or g.text][:6])
+
+    asyncio.run(main())
+
+
+async def assert_texts_and_messages_give_the_same(running: RunningStack, goldens: list[Golden]) -> None:
+    for golden in goldens:
+        request = replace(golden.by_ids(), prompt_token_ids=None, messages=golden.messages, text=golden.text)
+        answer = await running.ask(golden.id, request)
+        assert answer.error is None, (golden.id, answer.error)
+        assert tuple(answer.token_ids) == golden.output and answer.text == golden.output_text
+        assert answer.usage.prompt_tokens == len(golden.prompt)
