@@ -28,7 +28,7 @@ from baton.core.types import (
 from baton.rpc import decode_service
 from baton.rpc.decode_link import DecodeLink
 from baton.rpc.link import EnginePulse, LinkPolicy
-from baton.rpc.serving import ServerPolicy, serve
+from baton.rpc.serving import RunningServer, ServerPolicy, serve
 from protos.baton.v1 import decode_pb2 as pb
 from protos.baton.v1 import decode_pb2_grpc
 from tests.contract.test_wire_errors import ALL_ERRORS, same_error
@@ -523,11 +523,24 @@ def test_a_draining_worker_refuses_new_requests_and_finishes_running_ones() -> N
 
 def test_the_last_chunks_reach_the_gateway_when_the_server_stops_after_its_drain() -> None:
     async def run() -> None:
-        server_policy = ServerPolicy(drain=20)
-        async with wire(served_decode(ScriptedDecode(counting)), policy=server_policy) as (server, _):
+        go_on = asyncio.Event()
+
+        async def patient(asked: DecodeRequest) -> AsyncIterator[TokenChunk]:
+            await go_on.wait()
+            async for chunk in counting(asked):
+                yield chunk
+
+        async def go_on_when_draining(server: RunningServer) -> None:
+            await until(lambda: server._calls._draining)
+            go_on.set()
+
+        service = served_decode(ScriptedDecode(patient))
+        async with wire(service, policy=ServerPolicy(drain=20)) as (server, _):
             link: DecodeLink = link_to(server.address)
             answer = asyncio.create_task(collected(link.generate(request("last", 300))))
             await until(lambda: server.in_flight == 1)
+            released = asyncio.create_task(go_on_when_draining(server))
+        await released
         assert len(await soon(answer)) == 300
         await link.aclose()
 
