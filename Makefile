@@ -51,7 +51,7 @@ $(STAMP): pyproject.toml requirements.lock
 KERNEL_SOURCES := $(shell find baton/engine/native -name "*.cpp" -o -name "*.h" -o -name build.py)
 $(KERNELS): $(STAMP) $(KERNEL_SOURCES)
 	@echo "setup: native kernels"
-	@$(PY) -m baton.engine.native.build || echo "setup: no native kernels; the engine computes with torch"
+	@$(PY) -m baton.engine.native.build > /dev/null || echo "setup: no native kernels; the engine computes with torch"
 	@touch $@
 
 lock: $(STAMP)  ## write requirements.lock from .venv, after a dependency changed
