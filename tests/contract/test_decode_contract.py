@@ -27,12 +27,13 @@ from baton.core.types import (
 )
 from baton.rpc import decode_service
 from baton.rpc.decode_link import DecodeLink
-from baton.rpc.link import EnginePulse, LinkPolicy
+from baton.rpc.link import EnginePulse
 from baton.rpc.serving import RunningServer, ServerPolicy, serve
 from protos.baton.v1 import decode_pb2 as pb
 from protos.baton.v1 import decode_pb2_grpc
 from tests.contract.test_wire_errors import ALL_ERRORS, same_error
 from tests.contract.wire_doubles import (
+    PATIENT,
     TOKENS,
     WAYS,
     Relay,
@@ -46,8 +47,7 @@ from tests.contract.wire_doubles import (
 )
 
 REQUEST = DecodeRequest(TOKENS)
-QUICK = LinkPolicy(heartbeat=0.02, silence=0.2, gateway_silence=0.2, stall=0.3, idle_reader=0.2)
-PATIENT = LinkPolicy(silence=15.0, gateway_silence=15.0, stall=15.0)
+HANGS_SOON = replace(PATIENT, stall=0.3)
 
 
 def request(name: str, max_tokens: int = 16, timeout: float | None = None) -> DecodeRequest:
@@ -122,7 +122,7 @@ def test_every_field_of_request_and_answer_arrives(way: str) -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_many_requests_at_once_are_not_mixed_up(way: str) -> None:
     async def run() -> None:
-        async with decode(way, ScriptedDecode(counting), PATIENT) as worker:
+        async with decode(way, ScriptedDecode(counting)) as worker:
             sizes = [1 + 7 * index % 40 for index in range(64)]
             streams = [collected(worker.generate(request(f"req-{n}", size))) for n, size in enumerate(sizes)]
             answers = await soon(asyncio.gather(*streams))
@@ -191,7 +191,7 @@ def test_a_bug_in_the_worker_ends_its_request_only() -> None:
             yield chunk
 
     async def run() -> None:
-        async with decode("wire", ScriptedDecode(buggy), PATIENT) as worker:
+        async with decode("wire", ScriptedDecode(buggy)) as worker:
             good = asyncio.create_task(collected(worker.generate(request("good", 50))))
             with pytest.raises(BatonError) as raised:
                 await soon(collected(worker.generate(request("bad"))))
@@ -206,7 +206,7 @@ def test_a_bug_in_the_worker_ends_its_request_only() -> None:
 def test_a_link_works_the_same_on_uvloop() -> None:
     async def run() -> None:
         domain = ScriptedDecode(counting)
-        async with decode("wire", domain, PATIENT) as worker:
+        async with decode("wire", domain) as worker:
             answers = await soon(asyncio.gather(*(collected(worker.generate(request(f"r{n}"))) for n in range(8))))
             assert all(len(answer) == 16 for answer in answers)
             async with aclosing(worker.generate(request("abandoned", 10**6))) as stream:  # type: ignore[type-var]
@@ -247,7 +247,7 @@ def test_chunks_of_one_engine_step_share_a_message(monkeypatch: pytest.MonkeyPat
                 await asyncio.sleep(0.005)
 
         domain = ScriptedDecode(stepping)
-        async with decode("wire", domain, PATIENT) as worker:
+        async with decode("wire", domain) as worker:
             tasks = [asyncio.create_task(collected(worker.generate(request(f"req-{n}")))) for n in range(32)]
             await soon(engine(domain, tasks))
             answers = await soon(asyncio.gather(*tasks))
@@ -309,13 +309,26 @@ def test_the_death_of_the_worker_is_told_at_once() -> None:
     asyncio.run(run())
 
 
+def test_a_link_with_nothing_to_say_stays_up_on_heartbeats_alone() -> None:
+    async def run() -> None:
+        domain = ScriptedDecode(endless)
+        policy = replace(PATIENT, silence=1.0, gateway_silence=1.0)
+        async with wire(served_decode(domain, policy)) as (server, _), link_to(server.address, policy) as link:
+            stream = aiter(link.generate(REQUEST))
+            await soon(anext(stream))
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(stream), 2.5)
+
+    asyncio.run(run())
+
+
 def test_a_stopped_worker_is_noticed_though_its_connection_stays_open() -> None:
     async def run() -> None:
         domain = ScriptedDecode(endless)
         async with (
-            wire(served_decode(domain, PATIENT)) as (server, _),
+            wire(served_decode(domain)) as (server, _),
             Relay(server) as relay,
-            link_to(relay.address, QUICK) as link,
+            link_to(relay.address, replace(PATIENT, silence=1.0)) as link,
         ):
             stream = aiter(link.generate(REQUEST))
             await soon(anext(stream))
@@ -330,7 +343,7 @@ def test_the_requests_of_a_stopped_gateway_are_freed() -> None:
     async def run() -> None:
         domain = ScriptedDecode(endless)
         async with (
-            wire(served_decode(domain, QUICK)) as (server, _),
+            wire(served_decode(domain, replace(PATIENT, gateway_silence=1.0))) as (server, _),
             Relay(server) as relay,
             link_to(relay.address, PATIENT) as link,
         ):
@@ -338,6 +351,7 @@ def test_the_requests_of_a_stopped_gateway_are_freed() -> None:
             await soon(anext(stream))
             relay.freeze()
             await until(lambda: not domain.running)
+            assert domain.cancelled == ["req-1"]
 
     asyncio.run(run())
 
@@ -345,8 +359,8 @@ def test_the_requests_of_a_stopped_gateway_are_freed() -> None:
 def test_a_hung_engine_is_noticed_though_its_front_answers() -> None:
     async def run() -> None:
         domain = ScriptedDecode(endless)
-        service = served_decode(domain, QUICK, pulse=lambda: EnginePulse(step=7, unfinished=1))
-        async with wire(service) as (server, _), link_to(server.address, QUICK) as link:
+        service = served_decode(domain, HANGS_SOON, pulse=lambda: EnginePulse(step=7, unfinished=1))
+        async with wire(service) as (server, _), link_to(server.address, HANGS_SOON) as link:
             stream = aiter(link.generate(REQUEST))
             await soon(anext(stream))
             with pytest.raises(PeerUnavailable, match="no engine step"):
@@ -359,12 +373,12 @@ def test_a_hung_engine_is_noticed_though_its_front_answers() -> None:
 def test_a_request_that_waits_is_not_taken_for_a_hung_engine() -> None:
     async def run() -> None:
         domain = ScriptedDecode(endless)
-        service = served_decode(domain, QUICK, pulse=lambda: EnginePulse(step=7, unfinished=0))
-        async with wire(service) as (server, _), link_to(server.address, QUICK) as link:
+        service = served_decode(domain, HANGS_SOON, pulse=lambda: EnginePulse(step=7, unfinished=0))
+        async with wire(service) as (server, _), link_to(server.address, HANGS_SOON) as link:
             stream = aiter(link.generate(REQUEST))
             await soon(anext(stream))
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(anext(stream), 3 * QUICK.stall)
+                await asyncio.wait_for(anext(stream), 3 * HANGS_SOON.stall)
 
     asyncio.run(run())
 
@@ -440,8 +454,8 @@ def test_a_reader_that_stops_reading_is_cancelled_and_the_others_are_not() -> No
 
     async def run() -> None:
         domain = ScriptedDecode(mixed)
-        policy = replace(PATIENT, heartbeat=0.02, idle_reader=0.2)
-        async with wire(served_decode(domain, PATIENT)) as (server, _), link_to(server.address, policy) as link:
+        policy = replace(PATIENT, idle_reader=0.2)
+        async with wire(served_decode(domain)) as (server, _), link_to(server.address, policy) as link:
             asleep = aiter(link.generate(request("asleep", 400)))
             await soon(anext(asleep))
             awake = asyncio.create_task(collected(link.generate(request("awake", 2000))))
@@ -456,8 +470,8 @@ def test_a_reader_that_stops_reading_is_cancelled_and_the_others_are_not() -> No
 def test_a_finished_answer_waits_for_a_slow_reader_without_holding_the_worker() -> None:
     async def run() -> None:
         domain = ScriptedDecode(counting)
-        policy = replace(PATIENT, heartbeat=0.02, idle_reader=0.1)
-        async with wire(served_decode(domain, PATIENT)) as (server, _), link_to(server.address, policy) as link:
+        policy = replace(PATIENT, idle_reader=0.1)
+        async with wire(served_decode(domain)) as (server, _), link_to(server.address, policy) as link:
             stream = aiter(link.generate(request("slow", 50)))
             await soon(anext(stream))
             await until(lambda: server.in_flight == 0)
@@ -474,7 +488,7 @@ def test_a_worker_that_sends_more_than_was_asked_for_is_cut_off() -> None:
 
     async def run() -> None:
         domain = ScriptedDecode(flood)
-        async with decode("wire", domain, PATIENT) as worker:
+        async with decode("wire", domain) as worker:
             stream = aiter(worker.generate(request("flooded", max_tokens=4)))
             await soon(anext(stream))
             await until(lambda: not domain.running)
@@ -488,7 +502,7 @@ def test_an_unreachable_worker_is_left_alone_for_a_while() -> None:
     async def run() -> None:
         async with wire(served_decode(ScriptedDecode(counting))) as (server, _):
             address = server.address
-        async with link_to(address, LinkPolicy(first_backoff=30.0, last_backoff=30.0)) as link:
+        async with link_to(address, replace(PATIENT, first_backoff=30.0, last_backoff=30.0)) as link:
             with pytest.raises(PeerUnavailable):
                 await soon(collected(link.generate(REQUEST)))
             with pytest.raises(PeerUnavailable, match="a moment ago"):

@@ -14,6 +14,7 @@ import pytest
 
 from baton.core.errors import PeerUnavailable
 from baton.core.types import DecodeRequest
+from baton.rpc.link import LinkPolicy
 from tests.contract.wire_doubles import TOKENS, link_to, soon
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +36,7 @@ async def worker_process() -> AsyncIterator[tuple[asyncio.subprocess.Process, st
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
 def test_all_requests_learn_that_their_worker_is_gone(how: signal.Signals) -> None:
     async def run() -> None:
-        async with worker_process() as (process, address), link_to(address) as link:
+        async with worker_process() as (process, address), link_to(address, LinkPolicy()) as link:
             requests = [DecodeRequest(replace(TOKENS, request_id=f"req-{n}")) for n in range(4)]
             streams = [aiter(link.generate(request)) for request in requests]
             for stream in streams:
