@@ -149,11 +149,16 @@ class Stack:
         self.fleet.update(await self.registry.processes())
 
     async def kill(self, worker_id: str) -> None:
-        """The worker's engine ends and nobody can reach the worker any more; the registry does not know yet."""
+        """The worker's engine ends and nobody can reach the worker any more; the registry does not know yet.
+
+        An engine that is held at a step ends there: nothing of that step comes out.
+        """
         worker = self.workers[worker_id]
         worker.dead = True
+        ending = asyncio.gather(worker.life.aclose(), self.joined.cut(worker))
+        await self.until(worker.engine._ended.is_set, f"{worker_id} has lost its engine")
         worker.gate.release()
-        await asyncio.gather(worker.life.aclose(), self.joined.cut(worker))
+        await ending
 
     # --- running ------------------------------------------------------------------------------------------------------
 
