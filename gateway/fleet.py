@@ -29,8 +29,11 @@ class FleetView:
         self._cards: dict[str, ModelCard] = {}
         self._down: dict[str, tuple[int, float]] = {}
         self._sent: Counter[str] = Counter()
+        self.known = False
+        """Whether the registry was ever read."""
 
     def update(self, records: Sequence[ProcessRecord]) -> None:
+        self.known = True
         self._records = tuple(records)
         fresh: dict[str, ModelCard] = {}
         for record in self._records:

@@ -12,58 +12,75 @@ from contextlib import contextmanager
 from baton.core.clock import Clock
 from baton.core.errors import BatonError
 from baton.core.telemetry import Meter
-from baton.core.types import GenerateChunk
+from baton.core.types import GenerateChunk, Placement, Usage
 
 log = logging.getLogger(__name__)
 OTHER_MODEL = "other"
+TOLD_AT_ONCE = 32  # gaps between chunks
 
 
 class RequestRecord:
-    """One request as it goes; read when it ends."""
+    """One request as it goes. ``outcome`` is an error's reason, or OK."""
 
     def __init__(self, clock: Clock, model: str) -> None:
         self._clock = clock
-        self.model = model
-        self.started = clock.now()
-        self.first_token_seconds: float | None = None
-        self.gaps: list[float] = []
-        self.prompt_tokens = 0
-        self.cached_tokens = 0
-        self.output_tokens = 0
-        self.migrations = 0
-        self.outcome = "OK"
+        self._started = clock.now()
         self._latest: dict[int, float] = {}
+        self._gaps: list[float] = []
+        self._tokens = 0
+        self.model = model
+        self.outcome = "OK"
+        self.first_token_seconds: float | None = None
+        self.usage = Usage()  # of choice 0
+        self.output_tokens = 0
+        self.placement = Placement()  # the latest of any choice
+        self.migrations = 0
+
+    @property
+    def seconds(self) -> float:
+        return self._clock.now() - self._started
 
     def note(self, chunk: GenerateChunk) -> None:
         self.migrations = max(self.migrations, chunk.migrations)
+        self.placement = chunk.placement or self.placement
         if chunk.usage is not None and chunk.index == 0:
-            self.prompt_tokens, self.cached_tokens = chunk.usage.prompt_tokens, chunk.usage.cached_tokens
+            self.usage = chunk.usage
         if not chunk.token_ids:
             return
         now = self._clock.now()
         self.output_tokens += len(chunk.token_ids)
+        self._tokens += len(chunk.token_ids)
         if self.first_token_seconds is None:
-            self.first_token_seconds = now - self.started
+            self.first_token_seconds = now - self._started
         if (before := self._latest.get(chunk.index)) is not None:
-            self.gaps.append(now - before)
+            self._gaps.append(now - before)
         self._latest[chunk.index] = now
+
+    @property
+    def untold(self) -> int:
+        """How many gaps ``take_news`` would return."""
+        return len(self._gaps)
+
+    def take_news(self) -> tuple[int, list[float]]:
+        """Output tokens, and seconds between chunks of one choice, since the last call."""
+        tokens, gaps = self._tokens, self._gaps
+        self._tokens, self._gaps = 0, []
+        return tokens, gaps
 
     def figures(self) -> dict[str, object]:
         """For the log line."""
         ttft = self.first_token_seconds
         return {
             "outcome": self.outcome,
-            "prompt_tokens": self.prompt_tokens,
-            "cached_tokens": self.cached_tokens,
+            "prompt_tokens": self.usage.prompt_tokens,
+            "cached_tokens": self.usage.cached_tokens,
             "output_tokens": self.output_tokens,
+            "prefill_worker": self.placement.prefill_worker,
+            "decode_worker": self.placement.decode_worker,
             "migrations": self.migrations,
             "ttft_ms": None if ttft is None else round(ttft * 1000, 3),
             "duration_ms": round(self.seconds * 1000, 3),
         }
-
-    @property
-    def seconds(self) -> float:
-        return self._clock.now() - self.started
 
 
 class RequestMeters:
@@ -110,13 +127,23 @@ class RequestMeters:
             self._settle(record, label)
             log.info("request ended", extra={**subject, "model": label, **record.figures()})
 
+    def note(self, record: RequestRecord, chunk: GenerateChunk) -> None:
+        """Take in a chunk. Long answers show in the series while they run, not only at their end."""
+        record.note(chunk)
+        if record.untold >= TOLD_AT_ONCE:
+            self._tell(record, self.label(record.model))
+
+    def _tell(self, record: RequestRecord, model: str) -> None:
+        tokens, gaps = record.take_news()
+        self._output.add(tokens, model=model)
+        for gap in gaps:
+            self._itl.observe(gap, model=model)
+
     def _settle(self, record: RequestRecord, model: str) -> None:
         self._requests.add(model=model, outcome=record.outcome)
         self._duration.observe(record.seconds, model=model)
         if record.first_token_seconds is not None:
             self._ttft.observe(record.first_token_seconds, model=model)
-            self._prompt.add(record.prompt_tokens, model=model)
-            self._cached.add(record.cached_tokens, model=model)
-            self._output.add(record.output_tokens, model=model)
-        for gap in record.gaps:
-            self._itl.observe(gap, model=model)
+            self._prompt.add(record.usage.prompt_tokens, model=model)
+            self._cached.add(record.usage.cached_tokens, model=model)
+            self._tell(record, model)

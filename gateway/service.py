@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from baton.core.clock import Ids
-from baton.core.errors import InvalidRequest, UnknownModel
+from baton.core.errors import InvalidRequest, StateUnavailable, UnknownModel
 from baton.core.streams import closing
 from baton.core.types import (
     GenerateChunk,
@@ -77,7 +77,7 @@ class Gateway:
                 choices = await self._choices(request, principal, lifeline)
                 async with closing(fan_out(choices)) as chunks:
                     async for chunk in chunks:
-                        record.note(chunk)
+                        self._parts.meters.note(record, chunk)
                         yield chunk
 
     async def count_tokens(self, request: GenerateRequest, principal: Principal) -> tuple[int, ...]:
@@ -86,8 +86,8 @@ class Gateway:
         return await self._parts.prompts.prompt_ids(request, card)
 
     async def list_models(self, principal: Principal) -> Sequence[ModelInfo]:
-        names = self._parts.fleet.models
-        return [await self.get_model(name, principal) for name in names if self._parts.keys.allows(principal, name)]
+        names = [name for name in self._served() if self._parts.keys.allows(principal, name)]
+        return [await self.get_model(name, principal) for name in names]
 
     async def get_model(self, model: str, principal: Principal) -> ModelInfo:
         card = self._card(self._model_name(model), principal)
@@ -103,9 +103,10 @@ class Gateway:
         )
 
     def _model_name(self, asked: str) -> str:
+        """Raises InvalidRequest when none is named and several are served."""
         if asked or self._policy.default_model:
             return asked or self._policy.default_model
-        served = self._parts.fleet.models
+        served = self._served()
         if len(served) == 1:
             return served[0]
         raise InvalidRequest(f"model: must be named, one of {', '.join(served) or 'none served yet'}", field="model")
@@ -115,9 +116,15 @@ class Gateway:
         self._parts.keys.check_model(principal, model)
         card = self._parts.fleet.card(model)
         if card is None:
-            served = [name for name in self._parts.fleet.models if self._parts.keys.allows(principal, name)]
+            served = [name for name in self._served() if self._parts.keys.allows(principal, name)]
             raise UnknownModel(f"model: must be one of {', '.join(served) or 'none served yet'}, got {model!r:.100}")
         return card
+
+    def _served(self) -> tuple[str, ...]:
+        """Raises StateUnavailable while the fleet is not known: then no name is known to be wrong."""
+        if not self._parts.fleet.known:
+            raise StateUnavailable("the gateway does not know the fleet yet: the registry has not answered")
+        return self._parts.fleet.models
 
     async def _choices(self, request: GenerateRequest, principal: Principal, lifeline: Lifeline) -> list[ChoiceStream]:
         card = self._card(request.model, principal)

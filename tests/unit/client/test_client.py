@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.client import Answer, ChatMessage, Client, GenerateRequest, ResumePolicy, SyncClient
+from baton.client import Answer, ChatMessage, Client, ClientTls, GenerateRequest, ResumePolicy, SyncClient
 from baton.client.answer import collect
 from baton.client.resume import HeldAnswer
 from baton.core.clock import ManualClock
@@ -17,6 +19,7 @@ from baton.core.errors import Expired, InvalidRequest, Overloaded, PeerUnavailab
 from baton.core.telemetry import SilentMeter
 from baton.core.types import FinishReason, GenerateChunk
 from baton.rpc.serving import RunningServer, ServerPolicy, serve
+from gateway.config import GatewayConfig
 from gateway.doors.native import native_door
 from tests.unit.gateway.doubles import MODEL, Fault, Fleet, ScriptedDecode
 
@@ -226,6 +229,33 @@ def test_cut_anywhere_any_number_of_times_the_held_answer_is_the_same(data: st.D
     for mine, wanted in zip(joined.choices, whole.choices, strict=True):
         assert (mine.token_ids, mine.text, mine.logprobs) == (wanted.token_ids, wanted.text, wanted.logprobs)
         assert (mine.finish, mine.usage) == (wanted.finish, wanted.usage)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A self-signed pair for 127.0.0.1, made by the openssl command."""
+    folder = tmp_path_factory.mktemp("door")
+    form = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -keyout door.key -out door.pem"
+    subject = ["-subj", "/CN=door", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(["openssl", *form.split(), *subject], cwd=folder, check=True, capture_output=True, timeout=60)
+    return folder
+
+
+def test_a_door_with_a_certificate_is_reached_over_tls_only(certificate: Path) -> None:
+    fleet = Fleet(ScriptedDecode("a"))
+    config = GatewayConfig(door_certificate=str(certificate / "door.pem"), door_key=str(certificate / "door.key"))
+    service = native_door(fleet.gateway, fleet.keys, stall_seconds=20)
+
+    async def run() -> None:
+        async with serve([service], "127.0.0.1:0", SilentMeter(), config.server_policy()) as server:
+            tls = ClientTls(certificate / "door.pem")
+            async with Client(server.address, fleet.key, tls) as client:
+                assert (await client.ask(ASK)).choices[0].token_ids
+            async with Client(server.address, fleet.key) as client:
+                with pytest.raises(PeerUnavailable):
+                    await client.ask(ASK)
+
+    asyncio.run(run())
 
 
 def test_the_sync_client_streams_completes_and_cancels() -> None:

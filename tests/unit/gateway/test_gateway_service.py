@@ -16,6 +16,7 @@ from baton.core.errors import (
     Overloaded,
     PeerUnavailable,
     PermissionDenied,
+    StateUnavailable,
     TokenizerMissing,
     UnknownModel,
 )
@@ -36,7 +37,6 @@ from tests.unit.gateway.doubles import (
     answer,
     candidate,
     draw,
-    record,
     spelling,
 )
 
@@ -503,4 +503,12 @@ def test_a_known_model_without_ready_workers_is_overloaded_and_not_unknown() -> 
     fleet.view.update([])
     with pytest.raises(Overloaded):
         asyncio.run(fleet.ask(ASK))
-    fleet.view.update([record("a")])
+
+
+def test_before_the_registry_was_read_no_model_is_called_unknown() -> None:
+    fleet = Fleet(ScriptedDecode("a"))
+    fleet.view.known = False
+    fleet.view._cards.clear()
+    for model in (MODEL, ""):
+        with pytest.raises(StateUnavailable):
+            asyncio.run(fleet.ask(replace(ASK, model=model)))

@@ -28,10 +28,10 @@ def test_a_request_is_counted_with_its_tokens_and_times() -> None:
     with instruments.request("toy", {}) as record:
         assert value(meter, "requests_in_flight") == 1
         clock.advance(0.3)
-        record.note(GenerateChunk("r", token_ids=(1,), usage=Usage(10, 4, 1)))
+        instruments.note(record, GenerateChunk("r", token_ids=(1,), usage=Usage(10, 4, 1)))
         clock.advance(0.1)
-        record.note(GenerateChunk("r", token_ids=(2, 3)))
-        record.note(GenerateChunk("r", finish=FinishReason.STOP, usage=Usage(10, 4, 3)))
+        instruments.note(record, GenerateChunk("r", token_ids=(2, 3)))
+        instruments.note(record, GenerateChunk("r", finish=FinishReason.STOP, usage=Usage(10, 4, 3)))
     assert value(meter, "requests_in_flight") == 0
     assert value(meter, 'requests_total{model="toy",outcome="OK"}') == 1
     assert value(meter, 'prompt_tokens_total{model="toy"}') == 10
@@ -52,11 +52,23 @@ def test_a_failed_request_is_counted_under_its_cause_and_its_tokens_are_kept(
 ) -> None:
     instruments, meter, _ = meters()
     with pytest.raises(type(error)), instruments.request("toy", {}) as record:
-        record.note(GenerateChunk("r", token_ids=(1, 2)))
+        instruments.note(record, GenerateChunk("r", token_ids=(1, 2)))
         raise error
     assert value(meter, f'requests_total{{model="toy",outcome="{outcome}"}}') == 1
     assert value(meter, 'output_tokens_total{model="toy"}') == 2
     assert value(meter, "requests_in_flight") == 0
+
+
+def test_a_long_answer_shows_before_its_end() -> None:
+    instruments, meter, clock = meters()
+    with instruments.request("toy", {}) as record:
+        for _ in range(100):
+            clock.advance(0.1)
+            instruments.note(record, GenerateChunk("r", token_ids=(1,)))
+        assert value(meter, 'output_tokens_total{model="toy"}') >= 50
+        assert value(meter, 'inter_token_latency_seconds_count{model="toy"}') >= 50
+    assert value(meter, 'output_tokens_total{model="toy"}') == 100
+    assert value(meter, 'inter_token_latency_seconds_count{model="toy"}') == 99
 
 
 def test_unknown_model_names_share_one_series() -> None:
@@ -72,7 +84,7 @@ def test_one_log_line_tells_how_a_request_went(caplog: pytest.LogCaptureFixture)
     instruments, _, clock = meters()
     with caplog.at_level(logging.INFO, "gateway.meters"), instruments.request("toy", {"request_id": "r"}) as record:
         clock.advance(0.25)
-        record.note(GenerateChunk("r", token_ids=(1,), usage=Usage(10, 4, 1), migrations=1))
+        instruments.note(record, GenerateChunk("r", token_ids=(1,), usage=Usage(10, 4, 1), migrations=1))
     [line] = caplog.records
     told = {name: getattr(line, name) for name in ("request_id", "outcome", "output_tokens", "migrations", "ttft_ms")}
     assert told == {"request_id": "r", "outcome": "OK", "output_tokens": 1, "migrations": 1, "ttft_ms": 250.0}
