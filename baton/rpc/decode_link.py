@@ -202,6 +202,8 @@ class _Attachment:
     def _fail(self, reason: str) -> None:
         self.down = reason
         self.settled.set()
+        self._outbox.clear()
+        self._outgoing.set()
         for buffer in self._streams.values():
             buffer.close(PeerUnavailable(reason))
         self._streams.clear()
@@ -218,7 +220,8 @@ class _Attachment:
             self._send(pb.AttachRequest(cancel=pb.CancelRequest(stream=number)))
 
     async def _messages(self) -> AsyncIterator[pb.AttachRequest]:
-        while True:
+        """Ends with the link: gRPC goes on waiting for requests to send even if the call has long failed."""
+        while self.down is None:
             await self._outgoing.wait()
             self._outgoing.clear()
             while self._outbox:
