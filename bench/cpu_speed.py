@@ -28,7 +28,7 @@ from baton.cli.state_dir import StateDir
 from baton.cli.terminal import say, table
 from baton.client import Client
 from baton.core.clock import SystemClock
-from baton.core.types import Role, StopRules, TokenRequest
+from baton.core.types import StopRules, TokenRequest
 from baton.engine.client import spawn_engine
 from baton.engine.config import EngineConfig
 from baton.engine.weights.source import load_spec
@@ -84,10 +84,11 @@ async def stack(model: ResolvedModel, prefill: int, flags: Sequence[str]) -> Asy
     settings = ("gateway.port=0", "engine.dtype=bfloat16", *flags)
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as directory:
         plan = StackPlan(model, prefill=prefill, decode=1, flags=settings)
-        async with launched(plan, StateDir(Path(directory))) as running:
-            address = next(r.address for r in await running.registry.processes() if r.role is Role.GATEWAY)
-            async with Client(address, running.record.key) as client:
-                yield client
+        async with (
+            launched(plan, StateDir(Path(directory))) as running,
+            Client(running.record.gateway, running.record.key) as client,
+        ):
+            yield client
 
 
 async def compare(model: ResolvedModel, repeats: int, prompts: Prompts, threads: int, digest: Digest) -> dict[str, Any]:

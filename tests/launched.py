@@ -70,10 +70,11 @@ async def running_stack(
         plan = StackPlan(
             resolve(model), prefill=prefill, decode=decode, kvtransfer=kvtransfer, flags=("gateway.port=0", *flags)
         )
-        async with launched(plan, StateDir(Path(directory))) as stack:
-            gateway = next(r.address for r in await stack.registry.processes() if r.role is Role.GATEWAY)
-            async with Client(gateway, stack.record.key) as client:
-                yield RunningStack(stack, client, plan.model.name)
+        async with (
+            launched(plan, StateDir(Path(directory))) as stack,
+            Client(stack.record.gateway, stack.record.key) as client,
+        ):
+            yield RunningStack(stack, client, plan.model.name)
 
 
 def prompt_request(ids: Sequence[int], max_tokens: int) -> GenerateRequest:

@@ -20,7 +20,7 @@ from baton.cli.terminal import say, table
 from baton.client import Client
 from baton.core.clock import Clock, SystemClock
 from baton.core.errors import BatonError
-from baton.core.types import ChatMessage, GenerateRequest, Role
+from baton.core.types import ChatMessage, GenerateRequest
 
 MAX_TOKENS = 64
 FAKE_PROMPT = tuple(range(3, 503))
@@ -44,10 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def run(plan: StackPlan, state_dir: StateDir) -> int:
     clock = SystemClock()
     say(f"starting gateway, planner, {plan.prefill} prefill and {plan.decode} decode worker with {plan.model.name}")
-    async with launched(plan, state_dir) as stack:
-        gateway = next(r.address for r in await stack.registry.processes() if r.role is Role.GATEWAY)
-        async with Client(gateway, stack.record.key) as client:
-            answers = await _questions(client, plan, clock)
+    async with launched(plan, state_dir) as stack, Client(stack.record.gateway, stack.record.key) as client:
+        answers = await _questions(client, plan, clock)
     print(_table(answers))
     return 1 if any(answer.error is not None or not answer.token_ids for answer in answers) else 0
 

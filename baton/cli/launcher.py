@@ -14,13 +14,15 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from baton.cli.models import ResolvedModel
 from baton.cli.state_dir import LaunchedProcess, StackRecord, StateDir
 from baton.cli.terminal import say
+from baton.cli.warm import warm_path
 from baton.core.api import RegistryApi
+from baton.core.config import Section, Settings
 from baton.core.errors import ConfigError, PeerUnavailable, StateUnavailable
 from baton.core.types import ProcessRecord, Role, WorkerState
 from baton.state.config import StateConfig
@@ -28,6 +30,7 @@ from baton.state.embedded import embedded_server
 from baton.state.redis_client import connect
 from baton.state.registry import RedisRegistry
 from gateway.keys import dump_keys, new_key, new_server_secret
+from services.planner.config import PlannerConfig
 
 POLL_SECONDS = 0.05
 STOP_SECONDS = 10.0
@@ -86,7 +89,7 @@ class Stack:
 
 @asynccontextmanager
 async def launched(plan: StackPlan, state_dir: StateDir) -> AsyncIterator[Stack]:
-    """Start everything; yields when every process is ready. Whatever happens, nothing is left running."""
+    """Start everything; yields when the whole path is warm. Whatever happens, nothing is left running."""
     state_dir.prepare()
     running = state_dir.find()
     if running is not None:
@@ -106,6 +109,10 @@ async def launched(plan: StackPlan, state_dir: StateDir) -> AsyncIterator[Stack]
                 state_dir.write(record)
                 try:
                     await _until_ready(stack)
+                    stack.record = replace(record, gateway=await _gateway_address(stack))
+                    await warm_path(stack.record.gateway, key, plan.model.name, remote_tokens=_remote_tokens(plan))
+                    stack.record = replace(stack.record, ready=True)
+                    state_dir.write(stack.record)
                     yield stack
                 finally:
                     state_dir.clear()
@@ -185,6 +192,18 @@ async def _until_ready(stack: Stack) -> None:
                 waiting.discard(record.id)
                 say(f"{record.id} ready at {record.address}")
         await asyncio.sleep(POLL_SECONDS)
+
+
+async def _gateway_address(stack: Stack) -> str:
+    return next(record.address for record in await stack.registry.processes() if record.role is Role.GATEWAY)
+
+
+def _remote_tokens(plan: StackPlan) -> int:
+    """A prompt length that the planner sends to a prefill worker; 0 when there is none to send to."""
+    if not (plan.prefill and plan.decode):
+        return 0
+    settings = Settings.read(file=plan.config, environ=os.environ, flags=plan.flags)
+    return settings.fill(Section("planner", PlannerConfig)).local_prefill_max_tokens + 2
 
 
 async def _processes(registry: RegistryApi) -> Sequence[ProcessRecord]:

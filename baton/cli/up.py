@@ -9,16 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from baton.cli.launcher import Stack, StackPlan, last_line, launched
 from baton.cli.state_dir import StateDir, is_alive
 from baton.cli.terminal import say, table
-from baton.client import Client
 from baton.core.config import Section, Settings
-from baton.core.errors import ConfigError, PeerUnavailable
-from baton.core.types import GenerateRequest, Role
+from baton.core.errors import ConfigError
 from baton.engine.config import EngineConfig
 from baton.state.config import StateConfig
 from gateway.config import GatewayConfig
@@ -62,9 +59,6 @@ async def run(plan: StackPlan, state_dir: StateDir) -> int:
 async def _serve(plan: StackPlan, state_dir: StateDir) -> int:
     started = time.monotonic()
     async with launched(plan, state_dir) as stack:
-        gateway = await _gateway_address(stack)
-        await _warm(gateway, stack.record.key, plan)
-        state_dir.write(replace(stack.record, gateway=gateway, ready=True))
         say(f"ready in {time.monotonic() - started:.1f} s")
         say(await _addresses(stack))
         say(f'try: baton chat "What is a baton?" --state-dir {state_dir.path}')
@@ -72,21 +66,6 @@ async def _serve(plan: StackPlan, state_dir: StateDir) -> int:
             stack.report_ended()
             await asyncio.sleep(SUPERVISE_SECONDS)
     return 1
-
-
-async def _gateway_address(stack: Stack) -> str:
-    for record in await stack.registry.processes():
-        if record.role is Role.GATEWAY:
-            return record.address
-    raise PeerUnavailable("the gateway is not in the registry")
-
-
-async def _warm(address: str, key: str, plan: StackPlan) -> None:
-    """One tiny request through the whole path, so that the first real one is as fast as the tenth."""
-    async with Client(address, key) as client:
-        request = GenerateRequest(model=plan.model.name, prompt_token_ids=(1, 2, 3, 4), max_tokens=2, timeout=60)
-        async for _ in client.stream(request):
-            pass
 
 
 async def _addresses(stack: Stack) -> str:
