@@ -12,10 +12,13 @@ import pickle
 import select
 import socket
 import struct
+from collections.abc import Generator
 from typing import Any
 
+from baton.engine.mailbox import Mailbox
+
 HEAD = struct.Struct("<II")
-READ_AHEAD = 1 << 20  # bytes that the asyncio end buffers before it stops reading from the socket
+READ_AHEAD = 1 << 16  # bytes that the asyncio end receives at once; pieces above half of it are received in place
 
 
 class ChannelClosed(Exception):
@@ -48,11 +51,11 @@ class SyncChannel:
             raise ChannelClosed("the front has gone") from error
 
     def receive(self) -> Any:
-        """Wait for one message; ChannelClosed at the end of the stream."""
+        """Wait for one message, whose payloads are bytearrays; ChannelClosed at the end of the stream."""
         body_length, count = HEAD.unpack(self._exactly(HEAD.size))
         lengths = struct.unpack(f"<{count}Q", self._exactly(8 * count))
         body = self._exactly(body_length)
-        return pickle.loads(body, buffers=[bytes(self._exactly(length)) for length in lengths])
+        return pickle.loads(body, buffers=[self._exactly(length) for length in lengths])
 
     def is_readable(self, timeout: float | None) -> bool:
         """Whether ``receive`` would find something (a message or the end) within ``timeout`` seconds; None: wait."""
@@ -75,44 +78,102 @@ class SyncChannel:
         return data
 
 
+class _Frames(asyncio.BufferedProtocol):
+    """Takes frames off the socket as it has bytes. Large pieces are received where they stay, without a copy."""
+
+    def __init__(self) -> None:
+        self.messages: Mailbox[Any] = Mailbox()
+        self.writable = asyncio.Event()
+        self.writable.set()
+        self.closed = asyncio.get_running_loop().create_future()
+        self._ahead = bytearray(READ_AHEAD)
+        self._begin = self._end = 0  # the part of ``_ahead`` that is received and not yet used
+        self._piece: bytearray | None = None  # a large piece in progress
+        self._filled = 0
+        self._parser = self._parse()
+        self._wanted = next(self._parser)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._piece is not None:
+            return memoryview(self._piece)[self._filled :]
+        return memoryview(self._ahead)[self._end :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._piece is None:
+            self._end += nbytes
+        else:
+            self._filled += nbytes
+            if self._filled < len(self._piece):
+                return
+            piece, self._piece = self._piece, None
+            self._wanted = self._parser.send(piece)
+        self._advance()
+
+    def pause_writing(self) -> None:
+        self.writable.clear()
+
+    def resume_writing(self) -> None:
+        self.writable.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.messages.fail(ChannelClosed("the engine has gone"))
+        self.writable.set()
+        self.closed.set_result(None)
+
+    def _advance(self) -> None:
+        """Hand the parser what it wants for as long as that is there; then make room for the rest."""
+        while self._end - self._begin >= self._wanted:
+            begin, self._begin = self._begin, self._begin + self._wanted
+            self._wanted = self._parser.send(self._ahead[begin : self._begin])
+        rest = self._ahead[self._begin : self._end]
+        if self._wanted > READ_AHEAD // 2:
+            self._piece, self._filled = bytearray(self._wanted), len(rest)
+            self._piece[: len(rest)] = rest
+            self._begin = self._end = 0
+        elif self._begin:
+            self._ahead[: len(rest)] = rest
+            self._begin, self._end = 0, len(rest)
+
+    def _parse(self) -> Generator[int, bytearray, None]:
+        """Asks for sizes, is sent pieces, and puts messages together."""
+        while True:
+            body_length, count = HEAD.unpack((yield HEAD.size))
+            lengths = struct.unpack(f"<{count}Q", (yield 8 * count))
+            body = yield body_length
+            buffers: list[bytearray] = []
+            for length in lengths:
+                buffers.append((yield length))
+            self.messages.put(pickle.loads(body, buffers=buffers))
+
+
 class AsyncChannel:
     """The front's end. ``send`` never waits, so it may be called while unwinding from a cancellation."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
+    def __init__(self, transport: asyncio.WriteTransport, frames: _Frames) -> None:
+        self._transport = transport
+        self._frames = frames
 
     @classmethod
     async def open(cls, sock: socket.socket) -> AsyncChannel:
         sock.setblocking(False)
-        return cls(*await asyncio.open_unix_connection(sock=sock, limit=READ_AHEAD))
+        loop = asyncio.get_running_loop()
+        transport, frames = await loop.create_unix_connection(_Frames, sock=sock)
+        return cls(transport, frames)
 
     def send(self, message: object) -> None:
         """Queue one message. To a peer that has gone it is dropped: ``receive`` tells of that."""
-        if not self._writer.is_closing():
-            self._writer.writelines(_encode(message))
+        if not self._transport.is_closing():
+            for piece in _encode(message):
+                self._transport.write(piece)
 
     async def drain(self) -> None:
-        """Wait until what was sent is mostly on its way; for payloads."""
-        try:
-            await self._writer.drain()
-        except ConnectionError as error:
-            raise ChannelClosed("the engine has gone") from error
+        """Wait until what was sent is mostly on its way, or never will be; for payloads."""
+        await self._frames.writable.wait()
 
     async def receive(self) -> Any:
-        """Wait for one message; ChannelClosed at the end of the stream."""
-        try:
-            body_length, count = HEAD.unpack(await self._reader.readexactly(HEAD.size))
-            lengths = struct.unpack(f"<{count}Q", await self._reader.readexactly(8 * count)) if count else ()
-            body = await self._reader.readexactly(body_length)
-            buffers = [await self._reader.readexactly(length) for length in lengths]
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
-            raise ChannelClosed("the engine has gone") from error
-        return pickle.loads(body, buffers=buffers)
+        """Wait for one message, whose payloads are bytearrays; ChannelClosed at the end of the stream."""
+        return await self._frames.messages.get()
 
     async def close(self) -> None:
-        self._writer.close()
-        try:
-            await self._writer.wait_closed()
-        except ConnectionError:
-            return  # the engine went first
+        self._transport.close()
+        await asyncio.wait({self._frames.closed})

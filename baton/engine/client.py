@@ -122,8 +122,7 @@ class EngineClient:
         self._channel.send(command)
 
     async def drain(self) -> None:
-        with suppress(ChannelClosed):  # whoever waits for the answer is told by the reader
-            await self._channel.drain()
+        await self._channel.drain()
 
     @contextmanager
     def operation(self) -> Iterator[tuple[int, Mailbox[bytes]]]:

@@ -7,8 +7,6 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from typing import Generic, TypeVar
 
-from baton.core.errors import BatonError
-
 Item = TypeVar("Item")
 
 
@@ -21,7 +19,7 @@ class Mailbox(Generic[Item]):
 
     def __init__(self, limit: int | None = None) -> None:
         self._items: deque[Item] = deque(maxlen=limit)
-        self._failure: BatonError | None = None
+        self._failure: Exception | None = None
         self._closed = False
         self._waiter: asyncio.Future[None] | None = None
 
@@ -29,7 +27,7 @@ class Mailbox(Generic[Item]):
         self._items.append(item)
         self._wake()
 
-    def fail(self, error: BatonError) -> None:
+    def fail(self, error: Exception) -> None:
         """Nothing more will come; the first error counts."""
         if self._failure is None and not self._closed:
             self._failure = error

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 import threading
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from baton.core.errors import InvalidRequest, Overloaded
 from baton.core.types import EngineStats
-from baton.engine.channel import AsyncChannel, ChannelClosed, SyncChannel
+from baton.engine.channel import READ_AHEAD, AsyncChannel, ChannelClosed, SyncChannel, _encode, _Frames
 from baton.engine.messages import BlocksRead, Failed, Refused, StepReport, Write
 
 PAYLOAD = bytes(range(256)) * 32_768  # 8 MiB: more than any socket buffer
@@ -79,3 +82,33 @@ def test_sending_to_an_engine_that_has_gone_is_harmless() -> None:
         await channel.close()
 
     asyncio.run(main())
+
+
+SIZES = st.one_of(
+    st.integers(0, 40), st.sampled_from([READ_AHEAD // 2, READ_AHEAD // 2 + 1, READ_AHEAD, 3 * READ_AHEAD])
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(SIZES, SIZES), min_size=1, max_size=5), st.lists(st.integers(1, 70_000), min_size=1))
+def test_messages_come_out_whole_however_the_bytes_come_in(sizes: list[tuple[int, int]], reads: list[int]) -> None:
+    sent = [
+        StepReport(((i, i),), (BlocksRead(1, PAYLOAD[:one]), BlocksRead(2, PAYLOAD[1 : two + 1])), EngineStats(), None)
+        for i, (one, two) in enumerate(sizes)
+    ]
+    stream = memoryview(b"".join(piece for message in sent for piece in _encode(message)))
+
+    async def main() -> list[object]:
+        frames, at = _Frames(), 0
+        for size in itertools.cycle(reads):
+            room = frames.get_buffer(-1)
+            count = min(size, len(room), len(stream) - at)
+            room[:count] = stream[at : at + count]
+            room.release()
+            frames.buffer_updated(count)
+            at += count
+            if at == len(stream):
+                break
+        return [await frames.messages.get() for _ in sent]
+
+    assert asyncio.run(main()) == sent
