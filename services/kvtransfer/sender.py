@@ -97,7 +97,7 @@ class KvSender:
     async def _hand_over(self, ticket: Ticket, run: PrefillRun, first_block: int, block_count: int) -> int:
         began = self._clock.now()
         receiver = self._receivers(ticket)
-        payload = await run.read_blocks(first_block, block_count)
+        payload = bytes(await run.read_blocks(first_block, block_count))  # no copy if it is bytes already
         checksums: tuple[bytes, ...] = ()
         if self._config.checksum_policy is not ChecksumPolicy.OFF:
             checksums = block_checksums(payload, first_block, block_count)
