@@ -22,8 +22,8 @@ COMPILE_SECONDS = 300  # a bound for a machine under heavy load; alone it takes 
 
 # No contraction of a * b + c and no fast-math: the kernels say themselves where they fuse, so that a result has the
 # same bits in every loop that computes it.
-_FLAGS = ("-std=c++20", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing", "-shared", "-fPIC")
-_LIBRARIES = ("-pthread",)
+_FLAGS = ("-std=c++20", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing")
+_LINKING = ("-shared", "-fPIC", "-fvisibility=hidden", "-pthread")
 
 
 class NativeUnavailable(BatonError):
@@ -39,7 +39,7 @@ def build(cache: Path = CACHE, machine: str = "native") -> Path:
     from several processes at once. Raises NativeUnavailable when there is no compiler or it fails.
     """
     compiler = _find_compiler()
-    command = [compiler, *_FLAGS, f"-march={machine}"]
+    command = [compiler, *_FLAGS, *_LINKING, f"-march={machine}"]
     directory = cache.expanduser()
     library = directory / f"baton-{machine}-{_fingerprint(command)}.so"
     if library.exists():
@@ -48,7 +48,7 @@ def build(cache: Path = CACHE, machine: str = "native") -> Path:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=directory) as work:
             output = Path(work) / library.name
-            _compile([*command, str(SOURCES / "model.cpp"), "-o", str(output), *_LIBRARIES])
+            _compile([*command, str(SOURCES / "model.cpp"), "-o", str(output)])
             output.replace(library)
     except OSError as error:
         raise NativeUnavailable(f"native kernels: cannot write {directory}: {error}") from error

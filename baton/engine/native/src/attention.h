@@ -80,33 +80,53 @@ inline int vectors_of_panel(int head_dim, int panel) {
   return std::min(kPanelVectors, head_dim / kLanes - panel * kPanelVectors);
 }
 
-// Brings positions [tile, tile + 64) into kernel layout; those outside [begin, end) become zero.
+// Where the keys and values of a tile's positions are.
 template <class E>
-void load_tile(const CacheView<E>& cache, int tile, int begin, int end, const AttentionScratch<E>& scratch) {
-  using Store = typename E::Store;
-  const Store* keys[kTilePositions];
-  const Store* values[kTilePositions];
+struct TileRows {
+  const typename E::Store* keys[kTilePositions];
+  const typename E::Store* values[kTilePositions];
+};
+
+// Positions outside [begin, end) are zeros.
+template <class E>
+void locate_tile(const CacheView<E>& cache, int tile, int begin, int end, const typename E::Store* zeros,
+                 TileRows<E>& rows) {
   for (int j = 0; j < kTilePositions; ++j) {
     const bool inside = tile + j >= begin && tile + j < end;
-    keys[j] = inside ? cache.key(tile + j) : scratch.zeros;
-    values[j] = inside ? keys[j] + cache.value_offset : scratch.zeros;
+    rows.keys[j] = inside ? cache.key(tile + j) : zeros;
+    rows.values[j] = inside ? rows.keys[j] + cache.value_offset : zeros;
   }
-  const int depth = cache.head_dim / E::kPerWord;
+}
+
+template <class Store>
+void prefetch_rows(const Store* const* rows, int head_dim) {
+  for (int i = 0; i < kLanes; ++i) {
+    const char* row = reinterpret_cast<const char*>(rows[i]);
+    for (size_t byte = 0; byte < head_dim * sizeof(Store); byte += 64) prefetch(row + byte);
+  }
+}
+
+// Brings a tile into kernel layout, and asks the memory for the next one.
+template <class E>
+void load_tile(const TileRows<E>& rows, const TileRows<E>& next, int head_dim, const AttentionScratch<E>& scratch) {
+  const int depth = head_dim / E::kPerWord;
   for (int j = 0; j < kTilePositions; j += kLanes) {
     for (int s = 0; s < depth; s += kLanes) {
-      const uint32_t* rows[kLanes];
-      for (int i = 0; i < kLanes; ++i) rows[i] = as_words(keys[j + i]) + s;
-      transpose_words(rows, scratch.keys + s * kTilePositions + j, kTilePositions);
+      const uint32_t* words[kLanes];
+      for (int i = 0; i < kLanes; ++i) words[i] = as_words(rows.keys[j + i]) + s;
+      transpose_words(words, scratch.keys + s * kTilePositions + j, kTilePositions);
     }
+    prefetch_rows(next.keys + j, head_dim);
+    prefetch_rows(next.values + j, head_dim);
   }
   constexpr int steps = kTilePositions / E::kPerWord;
-  for (int p = 0; p < panel_count(cache.head_dim); ++p) {
+  for (int p = 0; p < panel_count(head_dim); ++p) {
     uint32_t* to = scratch.values + p * steps * kPanelColumns;
-    const int vectors = vectors_of_panel(cache.head_dim, p);
+    const int vectors = vectors_of_panel(head_dim, p);
     for (int s = 0; s < steps; ++s) {
       for (int v = 0; v < vectors; ++v) {
         const int column = p * kPanelColumns + v * kLanes;
-        store_words(to + s * kPanelColumns + v * kLanes, E::join_rows(values + s * E::kPerWord, column));
+        store_words(to + s * kPanelColumns + v * kLanes, E::join_rows(rows.values + s * E::kPerWord, column));
       }
     }
   }
@@ -160,7 +180,7 @@ void attend_tile(const Queries<E>& queries, const AttentionScratch<E>& scratch, 
   alignas(64) typename E::Store weights[kTileRows * kTilePositions];
   std::memset(scores, 0, count * kPanelColumns * sizeof(float));
   const uint32_t* words = as_words(queries.values) + static_cast<ptrdiff_t>(first) * depth;
-  tile_function<E>(count, kPanelVectors)(words, depth, scratch.keys, depth, scores);
+  tile_function<E>(count, kPanelVectors)(words, depth, scratch.keys, depth, scores, Ahead{});
   for (int i = 0; i < count; ++i) {
     const int end = queries.position(first + i) + 1 - tile;
     const int begin = end - queries.window;
@@ -171,23 +191,45 @@ void attend_tile(const Queries<E>& queries, const AttentionScratch<E>& scratch, 
   for (int p = 0; p < panels; ++p) {
     float* sums = scratch.sums + (static_cast<size_t>(p) * queries.rows() + first) * kPanelColumns;
     tile_function<E>(count, vectors_of_panel(head_dim, p))(as_words(weights), steps,
-                                                           scratch.values + p * steps * kPanelColumns, steps, sums);
+                                                           scratch.values + p * steps * kPanelColumns, steps, sums, Ahead{});
   }
 }
 
-// Attention of all query rows over the cache; the keys and values of their own positions must be there already.
+// The part of a cache that a task reads: positions [begin, end).
 template <class E>
-void attend(const Queries<E>& queries, const CacheView<E>& cache, const AttentionScratch<E>& scratch) {
+struct View {
+  CacheView<E> cache;
+  int begin;
+  int end;
+
+  int first_tile() const { return begin / kTilePositions * kTilePositions; }
+  void locate(int tile, const typename E::Store* zeros, TileRows<E>& rows) const {
+    locate_tile<E>(cache, tile, begin, end, zeros, rows);
+  }
+};
+
+// Attention of all query rows over the cache; the keys and values of their own positions must be there already.
+// `following` is what this member will probably read afterwards.
+template <class E>
+void attend(const Queries<E>& queries, const CacheView<E>& cache, const View<E>& following,
+            const AttentionScratch<E>& scratch) {
   const int rows = queries.rows();
   const int head_dim = cache.head_dim;
   const int panels = panel_count(head_dim);
-  const int begin = queries.oldest();
-  const int end = queries.first_position + queries.tokens;
+  const View<E> view = {cache, queries.oldest(), queries.first_position + queries.tokens};
   std::memset(scratch.sums, 0, static_cast<size_t>(rows) * panels * kPanelColumns * sizeof(float));
   std::memset(scratch.totals, 0, static_cast<size_t>(rows) * kLanes * sizeof(float));
   std::fill(scratch.maxima, scratch.maxima + rows, -std::numeric_limits<float>::infinity());
-  for (int tile = begin / kTilePositions * kTilePositions; tile < end; tile += kTilePositions) {
-    load_tile<E>(cache, tile, begin, end, scratch);
+  TileRows<E> places[2];
+  view.locate(view.first_tile(), scratch.zeros, places[0]);
+  for (int tile = view.first_tile(), i = 0; tile < view.end; tile += kTilePositions, i ^= 1) {
+    const int next = tile + kTilePositions;
+    if (next < view.end) {
+      view.locate(next, scratch.zeros, places[i ^ 1]);
+    } else {
+      following.locate(following.first_tile(), scratch.zeros, places[i ^ 1]);
+    }
+    load_tile<E>(places[i], places[i ^ 1], head_dim, scratch);
     each_tile({0, rows}, [&](int first, int count) { attend_tile<E>(queries, scratch, head_dim, tile, first, count); });
   }
   for (int row = 0; row < rows; ++row) {

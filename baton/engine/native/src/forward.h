@@ -116,13 +116,22 @@ class Forward {
     }
   }
 
-  void attend_task(int layer, const AttentionTask& task, const AttentionScratch<E>& working) const {
+  // What a task reads that was there before the step.
+  View<E> past(int layer, const AttentionTask& task) const {
+    const int end = step_.positions[step_.seq_starts[task.sequence]];
+    const int begin = std::max(0, step_.positions[task.first_row] - shape_.window + 1);
+    return {cache(layer, task.kv_head, task.sequence), std::min(begin, end), end};
+  }
+
+  void attend_task(int layer, int index, const Member& me) const {
+    const AttentionTask& task = tasks_[index];
+    const AttentionTask& next = tasks_[std::min<size_t>(index + me.team_size(), tasks_.size() - 1)];
     const int dim = shape_.head_dim;
     const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
     Store* out = scratch_.attended + static_cast<ptrdiff_t>(task.first_row) * q_size_ + task.kv_head * group_ * dim;
     const Queries<E> rows = {queries(task.kv_head, task.first_row), task.rows, group_,
                              step_.positions[task.first_row], shape_.window, scale, out, q_size_};
-    attend<E>(rows, cache(layer, task.kv_head, task.sequence), working);
+    attend<E>(rows, cache(layer, task.kv_head, task.sequence), past(layer, next), scratch_.attention[me.index()]);
   }
 
   bool holds_logit_row(const AttentionTask& task) const {
@@ -142,7 +151,7 @@ class Forward {
     me.each(static_cast<int>(tasks_.size()), [&](int i) {
       if (one_block_) rotate(layer, tasks_[i]);
       if (last && !holds_logit_row(tasks_[i])) return;
-      attend_task(layer, tasks_[i], scratch_.attention[me.index()]);
+      attend_task(layer, i, me);
     });
   }
 

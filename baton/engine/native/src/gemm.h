@@ -16,10 +16,18 @@ constexpr int kTileRows = 6;
 constexpr int kStreamRows = 32;
 // Above it, tasks are blocks of this many rows by one panel.
 constexpr int kBlockRows = 96;
+// Depth of a piece of a panel that stays in the second-level cache together with the next one: 192 KiB.
+constexpr int kPieceSteps = 768;
+
+// What a kernel asks of the memory while it computes: `lines` cache lines per step, 256 bytes apart from step to step.
+struct Ahead {
+  const uint32_t* from = nullptr;
+  int lines = 0;
+};
 
 // out[i][0 .. 16 * Vectors) += sum over s of words(row i, s) * b(s, column); out has a row stride of 64.
 template <class E, int Rows, int Vectors>
-void tile_part(const uint32_t* a, ptrdiff_t a_stride, const uint32_t* b, int steps, float* out) {
+void tile_part(const uint32_t* a, ptrdiff_t a_stride, const uint32_t* b, int steps, float* out, Ahead ahead) {
   F16 sum[Rows][Vectors];
 #pragma GCC unroll 8
   for (int i = 0; i < Rows; ++i) {
@@ -37,6 +45,8 @@ void tile_part(const uint32_t* a, ptrdiff_t a_stride, const uint32_t* b, int ste
       for (int v = 0; v < Vectors; ++v) sum[i][v] = E::dot(sum[i][v], weights[v], value);
     }
     b += kPanelColumns;
+    for (int line = 0; line < ahead.lines; ++line) prefetch(ahead.from + line * kLanes);
+    ahead.from += kPanelColumns;
   }
 #pragma GCC unroll 8
   for (int i = 0; i < Rows; ++i) {
@@ -47,16 +57,17 @@ void tile_part(const uint32_t* a, ptrdiff_t a_stride, const uint32_t* b, int ste
 
 // Splits a tile so that its accumulators fit the registers.
 template <class E, int Rows, int Vectors>
-void tile(const uint32_t* a, ptrdiff_t a_stride, const uint32_t* b, int steps, float* out) {
+void tile(const uint32_t* a, ptrdiff_t a_stride, const uint32_t* b, int steps, float* out, Ahead ahead) {
   constexpr int fitting = std::max(1, (kRegisters - 2) / (Rows + 1));
   constexpr int width = std::min(Vectors, fitting);
-  tile_part<E, Rows, width>(a, a_stride, b, steps, out);
+  tile_part<E, Rows, width>(a, a_stride, b, steps, out, ahead);
   if constexpr (width < Vectors) {
-    tile<E, Rows, Vectors - width>(a, a_stride, b + width * kLanes, steps, out + width * kLanes);
+    tile<E, Rows, Vectors - width>(a, a_stride, b + width * kLanes, steps, out + width * kLanes, Ahead{});
   }
 }
 
-using TileFunction = void (*)(const uint32_t* a, ptrdiff_t a_stride, const uint32_t* b, int steps, float* out);
+using TileFunction = void (*)(const uint32_t* a, ptrdiff_t a_stride, const uint32_t* b, int steps, float* out,
+                              Ahead ahead);
 
 template <class E, int... Index>
 constexpr TileFunction pick_tile(int index, std::integer_sequence<int, Index...>) {
@@ -92,6 +103,33 @@ struct Rows {
   ptrdiff_t word_stride() const { return stride / E::kPerWord; }
 };
 
+// A few rows with the column vectors [vectors.begin, vectors.end). The weights come from memory, in pieces that stay in
+// the second-level cache for all tiles of rows. A single tile leaves fetching to the hardware, which is the fastest
+// with one plain stream; several tiles share in fetching the next piece.
+template <class E, class Finish>
+void stream_columns(const Rows<E>& a, int rows, const Panels& b, Range vectors, const Finish& finish) {
+  alignas(64) float sums[kStreamRows * kPanelColumns];
+  const int tiles = (rows + kTileRows - 1) / kTileRows;
+  const int lines = tiles == 1 ? 0 : (kPanelVectors + tiles - 1) / tiles;
+  for (int first = vectors.begin; first < vectors.end;) {
+    const int panel = first / kPanelVectors;
+    const int count = std::min(vectors.end, (panel + 1) * kPanelVectors) - first;
+    const uint32_t* words = b.panel(panel) + first % kPanelVectors * kLanes;
+    std::memset(sums, 0, rows * kPanelColumns * sizeof(float));
+    for (int step = 0; step < b.steps; step += kPieceSteps) {
+      const int steps = std::min(kPieceSteps, b.steps - step);
+      Ahead ahead{words + (step + steps) * kPanelColumns, lines};
+      each_tile({0, rows}, [&](int row, int height) {
+        tile_function<E>(height, count)(a.words(row) + step, a.word_stride(), words + step * kPanelColumns, steps,
+                                        sums + row * kPanelColumns, ahead);
+        ahead.from += lines * kLanes;
+      });
+    }
+    for (int i = 0; i < rows; ++i) finish(i, first * kLanes, count, sums + i * kPanelColumns);
+    first += count;
+  }
+}
+
 // The product of a block of rows with the column vectors [vectors.begin, vectors.end). finish(row, column, vectors,
 // sums) takes each finished piece of a row.
 template <class E, class Finish>
@@ -102,8 +140,9 @@ void multiply_block(const Rows<E>& a, Range rows, const Panels& b, Range vectors
     const int last = std::min(vectors.end, (panel + 1) * kPanelVectors);
     const uint32_t* words = b.panel(panel) + first % kPanelVectors * kLanes;
     each_tile(rows, [&](int row, int count) {
+      for (int i = 0; i < count; ++i) finish.prepare(row + i, first * kLanes);
       std::memset(sums, 0, count * kPanelColumns * sizeof(float));
-      tile_function<E>(count, last - first)(a.words(row), a.word_stride(), words, b.steps, sums);
+      tile_function<E>(count, last - first)(a.words(row), a.word_stride(), words, b.steps, sums, Ahead{});
       for (int i = 0; i < count; ++i) finish(row + i, first * kLanes, last - first, sums + i * kPanelColumns);
     });
     first = last;
@@ -114,7 +153,7 @@ void multiply_block(const Rows<E>& a, Range rows, const Panels& b, Range vectors
 template <class E, class Finish>
 void multiply(Member& me, const Rows<E>& a, int rows, const Panels& b, int grain, const Finish& finish) {
   if (rows <= kStreamRows) {
-    multiply_block<E>(a, {0, rows}, b, me.share(b.vectors(), grain), finish);
+    stream_columns<E>(a, rows, b, me.share(b.vectors(), grain), finish);
     me.barrier();
     return;
   }
@@ -128,7 +167,12 @@ void multiply(Member& me, const Rows<E>& a, int rows, const Panels& b, int grain
   });
 }
 
-// Finishers: what happens to a finished sum. `bias` may be null and is padded to whole panels.
+// Finishers: what happens to a finished sum. prepare() asks for the memory before the sum is computed. `bias` may be
+// null and is padded to whole panels.
+
+inline void prefetch_panel(const float* p) {
+  for (int i = 0; i < kPanelColumns; i += kLanes) __builtin_prefetch(p + i, 1);
+}
 
 inline F16 with_bias(const float* sums, const float* bias, int column) {
   const F16 sum = load(sums);
@@ -141,6 +185,8 @@ struct StoreSums {
   ptrdiff_t stride;
   int columns;
   const float* bias;
+
+  void prepare(int row, int column) const { prefetch_panel(out + row * stride + column); }
 
   void operator()(int row, int column, int vectors, const float* sums) const {
     for (int v = 0; v < vectors; ++v, column += kLanes, sums += kLanes) {
@@ -163,6 +209,8 @@ struct AddSums {
   ptrdiff_t stride;
   const float* bias;
 
+  void prepare(int row, int column) const { prefetch_panel(out + row * stride + column); }
+
   void operator()(int row, int column, int vectors, const float* sums) const {
     for (int v = 0; v < vectors; ++v, column += kLanes, sums += kLanes) {
       float* to = out + row * stride + column;
@@ -177,6 +225,8 @@ struct GateSums {
   typename E::Store* out;
   ptrdiff_t stride;
   const float* bias;
+
+  void prepare(int row, int column) const { __builtin_prefetch(out + row * stride + column / 2, 1); }
 
   void operator()(int row, int column, int vectors, const float* sums) const {
     for (int v = 0; v < vectors; v += 2, column += 2 * kLanes, sums += 2 * kLanes) {

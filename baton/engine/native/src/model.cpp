@@ -42,6 +42,7 @@ class ModelOf final : public Model {
 }  // namespace baton
 
 extern "C" {
+#pragma GCC visibility push(default)
 
 // Null when memory does not suffice.
 void* baton_native_open(const BatonShape* shape) {
@@ -78,4 +79,6 @@ BatonFault baton_native_forward(void* handle, const BatonStep* step) {
 void baton_native_close(void* model) { delete static_cast<baton::Model*>(model); }
 
 const char* baton_native_lanes() { return baton::kLaneKind; }
+
+#pragma GCC visibility pop
 }

@@ -28,6 +28,9 @@ inline uint16_t narrow(float value) {
   return static_cast<uint16_t>((word + 0x7fffu + ((word >> 16) & 1u)) >> 16);
 }
 
+// Into the second-level cache: prefetches into the first level are limited to what its few miss buffers can carry.
+inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
+
 }  // namespace baton
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
