@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 
 import pytest
@@ -557,5 +557,26 @@ def test_the_last_chunks_reach_the_gateway_when_the_server_stops_after_its_drain
         await released
         assert len(await soon(answer)) == 300
         await link.aclose()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("first_to_go", ["gateway", "worker"])
+def test_a_link_that_ended_leaves_nothing_behind(first_to_go: str) -> None:
+    async def run() -> None:
+        before = asyncio.all_tasks()
+        domain = ScriptedDecode(endless)
+        async with AsyncExitStack() as worker, AsyncExitStack() as gateway:
+            server, _ = await worker.enter_async_context(wire(served_decode(domain)))
+            link = await gateway.enter_async_context(link_to(server.address))
+            streams = [aiter(link.generate(request(f"req-{n}"))) for n in range(4)]
+            for stream in streams:
+                await soon(anext(stream))
+            await (gateway if first_to_go == "gateway" else worker).aclose()
+            for stream in streams:
+                with pytest.raises(PeerUnavailable):
+                    await soon(anext(stream))
+        await until(lambda: asyncio.all_tasks() == before)
+        assert not domain.running
 
     asyncio.run(run())
