@@ -9,6 +9,7 @@ BIN     := $(VENV)/bin
 PY      := $(BIN)/python
 STAMP   := $(VENV)/.setup-stamp
 KERNELS := $(VENV)/.kernels-stamp
+PEERS   := $(VENV)/.peers-stamp
 PIP     := $(PY) -m pip --disable-pip-version-check -qq
 
 # Stops a hanging test run; the suite fits 25 minutes on two cores.
@@ -54,7 +55,13 @@ $(KERNELS): $(STAMP) $(KERNEL_SOURCES)
 	@$(PY) -m baton.engine.native.build > /dev/null || echo "setup: no native kernels; the engine computes with torch"
 	@touch $@
 
-lock: $(STAMP)  ## write requirements.lock from .venv, after a dependency changed
+# What the benchmarks measure Baton against.
+$(PEERS): $(STAMP)
+	@echo "setup: peers of the benchmark"
+	@$(PIP) install -c requirements.lock -e '.[dev,bench]'
+	@touch $@
+
+lock: $(PEERS)  ## write requirements.lock from .venv, after a dependency changed
 	@echo "lock: requirements.lock"
 	@{ sed -n '/^#/p' requirements.lock; \
 	   $(PY) -m pip freeze --exclude-editable | sed 's/^torch==\([0-9.]*\).*/torch==\1/'; } > requirements.lock.new
@@ -74,8 +81,10 @@ up: setup  ## start all services on loopback, in the background
 down: setup  ## stop what `make up` started
 	@$(BIN)/baton down
 
-bench: setup  ## measure the speed of this machine; the result is JSON
-	@$(BIN)/baton bench serve
+bench: setup $(PEERS)  ## measure Baton beside transformers on this machine, into build/cpu_speed.json
+	@echo "bench: CPU speed, takes minutes"
+	@mkdir -p build
+	@$(PY) -m bench.cpu_speed --output build/cpu_speed.json
 
 # ------------------------------------------------------------------------------------------------------------ to test
 
@@ -83,11 +92,10 @@ test: setup  ## the whole suite but the slow tests, in series
 	@echo "test: pytest"
 	@timeout $(TEST_LIMIT) $(PYTEST)
 
-acceptance: setup  ## everything that Baton promises on this machine: all tests, slow ones too, then the benchmark
+acceptance: setup  ## everything that Baton promises on this machine: all tests, slow ones too, demo and benchmark
 	@echo "acceptance: pytest with the slow tests"
 	@$(PYTEST) -m "not gpu"
-	@echo "acceptance: bench"
-	@$(BIN)/baton bench serve
+	@$(MAKE) demo bench
 
 # What gateway and planner need must run without torch, and on every Python that we support.
 TORCH_FREE_VENV := build/torch-free-$(notdir $(or $(PYTHON),python3))
