@@ -198,7 +198,7 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class KvChunk:
-    """Consecutive KV blocks of one request, as bytes in the pool's layout.
+    """Consecutive KV blocks of one request, as bytes in the pool's layout; unused token slots at the end are left out.
 
     ``first_block`` is the ordinal in the sequence (block 0 holds positions 0..block_size-1), ``checksums`` one 128-bit
     digest a block (empty when policy turns them off).

@@ -72,12 +72,12 @@ class FakeRunner:
         return [self._compute(part) for part in parts]
 
     def read_blocks(self, blocks: Sequence[int]) -> bytes:
-        return b"".join(self._pool[b * self._block_bytes : (b + 1) * self._block_bytes] for b in blocks)
+        return b"".join(_planes(self._pool[b * self._block_bytes : (b + 1) * self._block_bytes]) for b in blocks)
 
     def write_blocks(self, blocks: Sequence[int], payload: bytes) -> None:
         size = self._block_bytes
         for i, block in enumerate(blocks):
-            self._pool[block * size : (block + 1) * size] = payload[i * size : (i + 1) * size]
+            self._pool[block * size : (block + 1) * size] = _digests(payload[i * size : (i + 1) * size])
 
     def close(self) -> None:
         self._pool.clear()
@@ -110,6 +110,18 @@ class FakeRunner:
         """Block id, first position and tokens of each block of the context."""
         for i, start in enumerate(range(0, len(part.context), self._block_size)):
             yield part.blocks[i], start, tuple(part.context[start : start + self._block_size])
+
+
+def _planes(digests: bytearray) -> bytes:
+    """One block's digests in the layout of KV blocks: first halves as the plane of K, second halves as that of V."""
+    halves = memoryview(digests).cast("Q")
+    return halves[0::2].tobytes() + halves[1::2].tobytes()
+
+
+def _digests(planes: bytes) -> bytes:
+    """The inverse of ``_planes``."""
+    halves, slots = memoryview(planes).cast("Q"), len(planes) // DIGEST_BYTES
+    return struct.pack(f"<{2 * slots}Q", *(halves[slot + plane * slots] for slot in range(slots) for plane in (0, 1)))
 
 
 @lru_cache(maxsize=65_536)

@@ -14,19 +14,18 @@ import xxhash
 from baton.core.errors import CorruptTransfer
 
 
-def block_checksums(payload: bytes, first_block: int, block_count: int) -> tuple[bytes, ...]:
-    """16 bytes for each of the ``block_count`` equal parts of ``payload``."""
-    size = len(payload) // block_count
+def block_checksums(payload: bytes, first_block: int, block_count: int, block_bytes: int) -> tuple[bytes, ...]:
+    """16 bytes for each of ``block_count`` blocks of ``payload``; the last one may be shorter than ``block_bytes``."""
     view = memoryview(payload)
     return tuple(
-        xxhash.xxh3_128_digest(view[index * size : (index + 1) * size], seed=first_block + index)
+        xxhash.xxh3_128_digest(view[index * block_bytes : (index + 1) * block_bytes], seed=first_block + index)
         for index in range(block_count)
     )
 
 
-def verify(payload: bytes, first_block: int, checksums: Sequence[bytes], *, when: str) -> None:
+def verify(payload: bytes, first_block: int, checksums: Sequence[bytes], block_bytes: int, *, when: str) -> None:
     """CorruptTransfer naming the first block whose bytes are not those that ``checksums`` were made from."""
-    found = block_checksums(payload, first_block, len(checksums))
+    found = block_checksums(payload, first_block, len(checksums), block_bytes)
     for index, (got, expected) in enumerate(zip(found, checksums, strict=True)):
         if got != expected:
             raise CorruptTransfer(f"block {first_block + index} does not match its checksum {when}")

@@ -14,6 +14,7 @@ from baton.core.types import Attempt, KvChunk, KvConfirmation, KvHandshake, Tick
 from services.kvtransfer.checksum import verify
 from services.kvtransfer.config import ChecksumPolicy
 from services.kvtransfer.handshake import compare
+from services.kvtransfer.layout import filled_slots, pack, unpack
 from services.kvtransfer.tickets import TicketBook
 
 
@@ -111,20 +112,19 @@ class KvReceiver:
             self._book.confirm(confirmation.ticket, confirmation.first_block, confirmation.block_count)
 
     async def _store(self, chunk: KvChunk, reservation: Reservation) -> None:
+        layout = self._identity.format
+        blocks = unpack(chunk.payload, layout, chunk.block_count)
         if self._checksums is ChecksumPolicy.OFF:
-            await reservation.write_blocks(chunk.first_block, chunk.payload)
+            await reservation.write_blocks(chunk.first_block, blocks)
             return
-        verify(chunk.payload, chunk.first_block, chunk.checksums, when="as received")
-        await reservation.write_blocks(chunk.first_block, chunk.payload)
+        verify(chunk.payload, chunk.first_block, chunk.checksums, layout.block_bytes, when="as received")
+        await reservation.write_blocks(chunk.first_block, blocks)
         stored = await reservation.read_blocks(chunk.first_block, chunk.block_count)
-        verify(stored, chunk.first_block, chunk.checksums, when="as stored")
+        packed = pack(stored, layout, filled_slots(chunk.payload, layout, chunk.block_count))
+        verify(packed, chunk.first_block, chunk.checksums, layout.block_bytes, when="as stored")
 
     def _check_shape(self, chunk: KvChunk) -> None:
-        expected = chunk.block_count * self._identity.format.block_bytes
-        if len(chunk.payload) != expected:
-            raise TransferRejected(
-                f"payload: {chunk.block_count} blocks are {expected} bytes, got {len(chunk.payload)}"
-            )
+        filled_slots(chunk.payload, self._identity.format, chunk.block_count)
         if self._checksums is not ChecksumPolicy.OFF and len(chunk.checksums) != chunk.block_count:
             raise TransferRejected(
                 f"checksums: one for each of {chunk.block_count} blocks is required, got {len(chunk.checksums)}"

@@ -13,11 +13,12 @@ from baton.core.clock import Clock
 from baton.core.errors import BatonError, PeerUnavailable, TransferRejected
 from baton.core.streams import closing
 from baton.core.telemetry import Meter
-from baton.core.types import KvChunk, KvConfirmation, KvHandshake, Ticket
+from baton.core.types import FilledBlocks, KvChunk, KvConfirmation, KvHandshake, Ticket
 from services.kvtransfer.checksum import block_checksums
 from services.kvtransfer.circuit import Circuit
 from services.kvtransfer.config import ChecksumPolicy, KvTransferConfig
 from services.kvtransfer.handshake import compare
+from services.kvtransfer.layout import pack
 
 MAX_KNOWN_PEERS = 1024
 
@@ -77,44 +78,48 @@ class KvSender:
         slots = asyncio.Semaphore(self._config.offers_in_flight)
         shipped = 0
 
-        async def hand_over(first_block: int, block_count: int) -> None:
+        async def hand_over(blocks: FilledBlocks) -> None:
             nonlocal shipped
             try:
-                sent = await self._hand_over(ticket, run, first_block, block_count)
+                sent = await self._hand_over(ticket, run, blocks)
                 shipped += sent
             finally:
                 slots.release()
 
         try:
             async with asyncio.TaskGroup() as group, aclosing(self._messages(run, skip_blocks)) as messages:
-                async for first_block, block_count in messages:
+                async for blocks in messages:
                     await slots.acquire()
-                    group.create_task(hand_over(first_block, block_count))
+                    group.create_task(hand_over(blocks))
         except ExceptionGroup as failures:
             raise _cause(failures) from failures
         return shipped
 
-    async def _hand_over(self, ticket: Ticket, run: PrefillRun, first_block: int, block_count: int) -> int:
+    async def _hand_over(self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks) -> int:
         began = self._clock.now()
-        receiver = self._receivers(ticket)
-        payload = bytes(await run.read_blocks(first_block, block_count))  # no copy if it is bytes already
+        receiver, layout = self._receivers(ticket), self._identity.format
+        first, count = blocks.first_block, blocks.block_count
+        filled = blocks.tokens - (first + count - 1) * layout.block_size
+        payload = pack(bytes(await run.read_blocks(first, count)), layout, filled)  # no copy if it is bytes already
         checksums: tuple[bytes, ...] = ()
         if self._config.checksum_policy is not ChecksumPolicy.OFF:
-            checksums = block_checksums(payload, first_block, block_count)
-        await self._answered(ticket, receiver.offer(KvChunk(ticket, first_block, block_count, payload, checksums)))
-        await self._answered(ticket, receiver.confirm(KvConfirmation(ticket, first_block, block_count)))
+            checksums = block_checksums(payload, first, count, layout.block_bytes)
+        await self._answered(ticket, receiver.offer(KvChunk(ticket, first, count, payload, checksums)))
+        await self._answered(ticket, receiver.confirm(KvConfirmation(ticket, first, count)))
         self._sent.add(len(payload))
         self._seconds.observe(self._clock.now() - began)
         return len(payload)
 
-    async def _messages(self, run: PrefillRun, skip_blocks: int) -> AsyncGenerator[tuple[int, int], None]:
-        """(first block, count) of each offer: finished blocks, without the skipped ones, cut to the message size."""
-        most = max(1, self._config.max_message_bytes // self._identity.format.block_bytes)
+    async def _messages(self, run: PrefillRun, skip_blocks: int) -> AsyncGenerator[FilledBlocks, None]:
+        """The blocks of each offer: finished ones, without the skipped ones, cut to the message size."""
+        layout = self._identity.format
+        most = max(1, self._config.max_message_bytes // layout.block_bytes)
         async with closing(run.filled()) as filled:
             async for blocks in filled:
                 start, stop = max(blocks.first_block, skip_blocks), blocks.first_block + blocks.block_count
                 for first in range(start, stop, most):
-                    yield first, min(most, stop - first)
+                    count = min(most, stop - first)
+                    yield FilledBlocks(first, count, min(blocks.tokens, (first + count) * layout.block_size))
 
     async def _answered(self, ticket: Ticket, call: Awaitable[T]) -> T:
         """The receiver's answer. A receiver that is gone or silent is PeerUnavailable and left alone for a while."""

@@ -233,7 +233,9 @@ def test_chunk_of_a_given_up_attempt_is_refused_while_the_next_one_runs(network:
                     raise PeerUnavailable("the first prefill dies here")
                 old = next(each for each in offers.offers if each.ticket.attempt.retry == 1)
                 wrong = bytes(len(old.payload))
-                late = replace(old, payload=wrong, checksums=block_checksums(wrong, old.first_block, old.block_count))
+                size = len(wrong) // old.block_count
+                checksums = block_checksums(wrong, old.first_block, old.block_count, size)
+                late = replace(old, payload=wrong, checksums=checksums)
                 with pytest.raises(TransferRejected) as error:
                     await offers.inner.offer(late)
                 refused.append(error.value.message)

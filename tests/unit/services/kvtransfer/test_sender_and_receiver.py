@@ -256,7 +256,7 @@ def test_payload_of_the_wrong_size_and_missing_checksums_are_refused() -> None:
     async def run() -> None:
         pair, held = Pair(), Held()
         async with pair.receiver.accept("r", ATTEMPT, held, range(4)) as delivery:
-            with pytest.raises(TransferRejected, match="payload: 2 blocks are 128 bytes, got 64"):
+            with pytest.raises(TransferRejected, match="payload: 2 blocks are 80 to 128 bytes in steps of 16, got 64"):
                 await pair.receiver.offer(chunk_of(delivery.ticket, 0, 2, payload=bytes(SIZE)))
             with pytest.raises(TransferRejected, match="checksums: one for each of 2 blocks is required, got 0"):
                 await pair.receiver.offer(chunk_of(delivery.ticket, 0, 2))
