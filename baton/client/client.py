@@ -78,19 +78,24 @@ class Client:
         failures = 0
         while not held.complete:
             try:
-                async with closing(self._door().generate(held.rest(_left(deadline)))) as chunks:
-                    async for received in chunks:
-                        chunk = held.take(received)
-                        if chunk is not None:
-                            failures = 0
-                            yield chunk
-                if not held.complete:
-                    raise PeerUnavailable(f"{self._address} ended the stream before the answer was complete")
+                async with aclosing(self._rest(held, deadline)) as chunks:
+                    async for chunk in chunks:
+                        failures = 0
+                        yield chunk
             except (PeerUnavailable, Overloaded) as error:
                 failures += 1
                 self._check(held, failures, error)
                 log.info("resuming", extra={"request_id": request.request_id, "cause": error.message})
                 await deadline.within(self._clock.sleep(self._resume.pause(failures)), "the gateway to come back")
+
+    async def _rest(self, held: HeldAnswer, deadline: Deadline) -> AsyncGenerator[GenerateChunk, None]:
+        """What one call brings of the answer that is not held yet."""
+        async with closing(self._door().generate(held.rest(_left(deadline)))) as chunks:
+            async for chunk in chunks:
+                if (new := held.take(chunk)) is not None:
+                    yield new
+        if not held.complete:
+            raise PeerUnavailable(f"{self._address} ended the stream before the answer was complete")
 
     # --- whole answers ----------------------------------------------------------------------------------------------
 
