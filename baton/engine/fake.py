@@ -3,6 +3,7 @@
 The "KV" of a position is a 16-byte digest chained over all tokens up to it, so it is a function of exactly the tokens
 that real KV depends on. Before a part is computed, every position before it is checked against the tokens: bytes that
 went to a wrong block, came from another prompt, or were overwritten too early fail the request with CorruptTransfer.
+(Blocks that were right once are only read again when one of them has been written to since.)
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 
@@ -63,6 +65,9 @@ class FakeRunner:
         self._block_size = card.format.block_size
         self._block_bytes = card.format.block_bytes
         self._pool = bytearray(total_blocks * self._block_bytes)
+        self._writes = 0
+        self._written = [0] * total_blocks  # per block, the number of the last write to it
+        self._verified: dict[int, _Verified] = {}  # per block, the prefix that was seen to be right up to its end
 
     def execute(self, parts: Sequence[Part]) -> list[PartResult]:
         if self._on_step is not None:
@@ -77,21 +82,25 @@ class FakeRunner:
     def write_blocks(self, blocks: Sequence[int], payload: bytes) -> None:
         size = self._block_bytes
         for i, block in enumerate(blocks):
-            self._pool[block * size : (block + 1) * size] = _digests(payload[i * size : (i + 1) * size])
+            self._put(block, 0, _digests(payload[i * size : (i + 1) * size]))
 
     def close(self) -> None:
         self._pool.clear()
 
     def _compute(self, part: Part) -> PartResult:
-        digest = b"\0" * DIGEST_BYTES
+        verified = self._recall(part)
+        digest = verified.digest
         rows: list[bytes] = []
-        for block, start, tokens in self._spans(part):
+        for block, start, tokens in self._spans(part, len(verified.blocks)):
             expected = _chain(digest, tokens)
             at = block * self._block_bytes
             known = max(0, min(part.start - start, len(tokens))) * DIGEST_BYTES
             if self._pool[at : at + known] != expected[:known]:
                 return PartResult(error=CorruptTransfer(f"KV of positions {start}..{start + len(tokens) - 1} is wrong"))
-            self._pool[at + known : at + len(expected)] = expected[known:]
+            if known < len(expected):
+                self._put(block, known, expected[known:])
+            elif start + len(tokens) == part.start // self._block_size * self._block_size:
+                self._remember(part, expected[-DIGEST_BYTES:])
             if part.prompt_logprobs is not None:
                 rows += (expected[i : i + DIGEST_BYTES] for i in range(known, len(expected), DIGEST_BYTES))
             digest = expected[-DIGEST_BYTES:]
@@ -106,10 +115,46 @@ class FakeRunner:
         logprob = None if part.draw.logprobs is None else _logprob(ranked, token_id, part.draw.logprobs)
         return PartResult(token_id, logprob, prompt_logprobs)
 
-    def _spans(self, part: Part) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-        """Block id, first position and tokens of each block of the context."""
-        for i, start in enumerate(range(0, len(part.context), self._block_size)):
-            yield part.blocks[i], start, tuple(part.context[start : start + self._block_size])
+    def _spans(self, part: Part, skip: int) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+        """Block id, first position and tokens of each block of the context but the first ``skip``."""
+        for start in range(skip * self._block_size, len(part.context), self._block_size):
+            yield part.blocks[start // self._block_size], start, tuple(part.context[start : start + self._block_size])
+
+    def _put(self, block: int, offset: int, data: bytes) -> None:
+        self._writes += 1
+        self._written[block] = self._writes
+        at = block * self._block_bytes + offset
+        self._pool[at : at + len(data)] = data
+
+    def _recall(self, part: Part) -> _Verified:
+        """The full blocks before the part, if they were right in an earlier step and none was written to since."""
+        count = part.start // self._block_size
+        seen = self._verified.get(part.blocks[count - 1]) if count else None
+        if (
+            seen is not None
+            and seen.blocks == part.blocks[:count]
+            and seen.tokens == part.context[: count * self._block_size]
+            and seen.writes >= max(self._written[block] for block in seen.blocks)
+        ):
+            return seen
+        return _Verified([], [], b"\0" * DIGEST_BYTES, 0)
+
+    def _remember(self, part: Part, digest: bytes) -> None:
+        count = part.start // self._block_size
+        if count > 1:
+            self._verified.pop(part.blocks[count - 2], None)  # the longer one serves from now on
+        tokens = list(part.context[: count * self._block_size])
+        self._verified[part.blocks[count - 1]] = _Verified(list(part.blocks[:count]), tokens, digest, self._writes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Verified:
+    """Tokens whose KV stands in ``blocks``, its last digest, and how many writes there had been when it was read."""
+
+    blocks: list[int]
+    tokens: list[int]
+    digest: bytes
+    writes: int
 
 
 def _planes(digests: bytearray) -> bytes:
