@@ -23,7 +23,8 @@ RETRY_PAUSE_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class RelayPolicy:
-    """``lost_workers``: how many workers one choice may lose. ``patience``: seconds that it waits for another one."""
+    """``lost_workers``: how many processes one choice may lose. ``patience``: seconds after a loss that it waits for
+    another one, or for the lost one to come back."""
 
     lost_workers: int = 4
     patience: float = 5.0
@@ -69,8 +70,9 @@ class Relay:
             except Overloaded as error:
                 route.refused(error)
             except PeerUnavailable as error:
-                self._lost(progress, worker, error)
-                route.lost(worker, error)
+                self._fleet.mark_down(worker)
+                if route.lost(worker, error):
+                    self._note_migration(progress, worker, error)
 
     async def _attempt(
         self, progress: ChoiceProgress, worker: Candidate, route: _Route, lifeline: Lifeline
@@ -90,8 +92,7 @@ class Relay:
         if last is not None:
             yield last  # only after the worker was let go, so that a slow client holds no blocks
 
-    def _lost(self, progress: ChoiceProgress, worker: Candidate, error: PeerUnavailable) -> None:
-        self._fleet.mark_down(worker)
+    def _note_migration(self, progress: ChoiceProgress, worker: Candidate, error: PeerUnavailable) -> None:
         self._migrations.add()
         progress.worker_lost()
         log.warning(
@@ -127,8 +128,8 @@ class _Route:
         self._prefer = prefer
         self._pending: deque[Candidate] = deque()
         self._refusals: list[Overloaded] = []
-        self._losses = 0
-        self._patient_until: float | None = None
+        self._lost: set[Candidate] = set()
+        self._patient_until = 0.0  # meaningful once a worker was lost
         self.hop = -1
         self.plan = Plan((), (), 0)
 
@@ -144,15 +145,24 @@ class _Route:
     def refused(self, error: Overloaded) -> None:
         self._refusals.append(error)
 
-    def lost(self, worker: Candidate, error: PeerUnavailable) -> None:
-        """Avoid ``worker`` from now on; raises ``error`` when too many were lost."""
-        self._losses += 1
-        if self._losses > self._policy.lost_workers:
+    def lost(self, worker: Candidate, error: PeerUnavailable) -> bool:
+        """Avoid ``worker`` from now on. False: this process was lost before, and is still not back.
+
+        Raises ``error`` when too many were lost, or patience is at its end. A restarted worker counts anew, so that a
+        request which kills its workers is stopped.
+        """
+        now = self._clock.now()
+        is_new = worker not in self._lost
+        if is_new:
+            self._lost.add(worker)
+            self._patient_until = now + self._policy.patience
+        waited_enough = not is_new and now >= self._patient_until
+        if waited_enough or len(self._lost) > self._policy.lost_workers:
             raise error
         self._query = replace(self._query, avoid=(*self._query.avoid, worker.worker_id))
-        self._patient_until = self._clock.now() + self._policy.patience
         self._pending.clear()
         self._refusals.clear()
+        return is_new
 
     async def _ask(self) -> None:
         query = replace(self._query, hop=self.hop + 1)
@@ -165,7 +175,7 @@ class _Route:
 
     async def _pause(self) -> None:
         """A started answer waits a while for a worker, one that was lost and came back too; a new one does not."""
-        if self._patient_until is None or self._clock.now() >= self._patient_until:
+        if not self._lost or self._clock.now() >= self._patient_until:
             retry_after = min(error.retry_after for error in self._refusals)
             raise Overloaded(self._refusals[-1].message, retry_after=retry_after)
         self._refusals.clear()

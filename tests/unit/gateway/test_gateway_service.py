@@ -286,6 +286,46 @@ def test_a_started_answer_waits_for_the_only_worker_to_come_back() -> None:
     assert answer(asyncio.run(fleet.ask(ASK))).ids == complete(ASK).ids
 
 
+def test_a_worker_that_stays_away_for_a_while_is_lost_once() -> None:
+    """It streams, dies, cannot be reached nine times, and is there again."""
+    fleet = Fleet(ScriptedDecode("a", [Fault(3), *[Fault(0)] * 9]), relay=RelayPolicy(lost_workers=1, patience=20))
+    result = answer(asyncio.run(fleet.ask(ASK)))
+    assert result.ids == complete(ASK).ids
+    assert result.migrations == 1
+
+
+def test_patience_with_a_worker_that_never_comes_back_ends() -> None:
+    fleet = Fleet(ScriptedDecode("a", [Fault(0)] * 1000), relay=RelayPolicy(lost_workers=9, patience=0.3))
+    with pytest.raises((PeerUnavailable, Overloaded)):
+        asyncio.run(fleet.ask(ASK))
+    fleet.assert_idle()
+
+
+@SLOW
+@given(data=st.data(), n=st.integers(1, 3))
+def test_whatever_fails_the_answer_is_complete_and_exact_or_one_typed_error(data: st.DataObject, n: int) -> None:
+    faults = st.none() | st.builds(
+        Fault, st.integers(0, 24), st.sampled_from([PeerUnavailable("gone"), Overloaded("full"), None])
+    )
+    workers = [ScriptedDecode(f"w{i}", data.draw(st.lists(faults, max_size=4)), step=i + 1) for i in range(3)]
+    fleet = Fleet(*workers, relay=RelayPolicy(3, 0.0))
+    try:
+        chunks = asyncio.run(fleet.ask(replace(ASK, n=n)))
+    except (PeerUnavailable, Overloaded):
+        fleet.assert_idle()
+        return
+    for index in range(n):
+        alone = complete(replace(ASK, seed=choice_seed(5, index)))
+        mine = answer(chunks, index)
+        assert (mine.ids, mine.text, mine.logprobs, mine.finish) == (
+            alone.ids,
+            alone.text,
+            alone.logprobs,
+            alone.finish,
+        )
+    fleet.assert_idle()
+
+
 def test_a_request_that_loses_worker_after_worker_ends_with_a_typed_error() -> None:
     fleet = Fleet(*[ScriptedDecode(f"w{i}", [Fault(1)]) for i in range(6)], relay=RelayPolicy(2, 1.0))
     with pytest.raises(PeerUnavailable):
