@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 
 from baton.core.errors import BatonError, ConfigError, InvalidRequest, PeerUnavailable
-from baton.rpc.errors import from_rpc_error, is_bare
+from baton.rpc.errors import being_cancelled, from_rpc_error, is_bare
 
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 REQUEST_ID_KEY: Final = "x-request-id"
@@ -138,8 +138,7 @@ class PeerChannel:
         try:
             return await call
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if being_cancelled():
                 raise
             raise PeerUnavailable(f"{self.address}: the channel was closed") from error
 

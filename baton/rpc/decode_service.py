@@ -21,7 +21,7 @@ from baton.core.errors import BatonError, InvalidRequest
 from baton.core.streams import closing
 from baton.core.types import DecodeRequest
 from baton.rpc.calls import Calls
-from baton.rpc.errors import unexpected
+from baton.rpc.errors import being_cancelled, unexpected
 from baton.rpc.link import (
     DEFAULT_LINK_POLICY,
     OLDEST_PROTOCOL_VERSION,
@@ -230,7 +230,9 @@ class _Requests:
             await self._stream(message)
         except BatonError as raised:
             error = raised
-        except Exception as bug:  # noqa: BLE001 - the edge: one request's bug must not end its link
+        except (Exception, asyncio.CancelledError) as bug:  # the edge: one request's bug must not end its link
+            if being_cancelled():
+                raise
             error = unexpected(bug, message.tokens.request_id)
         self._outbox.add(end_to_wire(message.stream, error))
 

@@ -6,6 +6,7 @@ BadRequest. Inside a stream that goes on it travels as ``ErrorDetail``.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable
 from typing import Final, cast
@@ -69,6 +70,15 @@ def unexpected(error: BaseException, request_id: str) -> BatonError:
     """Log a bug once, with its traceback, and make the error that its caller may see."""
     _log.error("unexpected error", exc_info=error, extra={"request_id": request_id})
     return BatonError(f"internal error, logged with request id {request_id}")
+
+
+def being_cancelled() -> bool:
+    """Whether somebody cancelled the running task.
+
+    False tells a stray CancelledError (of a call or task inside; gRPC and asyncio report both alike) from a real one.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 # --- inside a stream --------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ a streaming handler in the same task when its client goes away.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -21,7 +22,7 @@ from baton.core.errors import BatonError, InvalidRequest, Unauthenticated
 from baton.core.streams import closing
 from baton.rpc.calls import Calls
 from baton.rpc.channels import AUTHORIZATION_KEY, REQUEST_ID_KEY, bearer, same_secret
-from baton.rpc.errors import status_code, trailing_metadata, unexpected
+from baton.rpc.errors import being_cancelled, status_code, trailing_metadata, unexpected
 
 HEALTH_SERVICE: Final = "grpc.health.v1.Health"
 MAX_REQUEST_ID: Final = 128
@@ -103,7 +104,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # pyright: ignore[reportMiss
             await _abort(context, error, answer)
         except grpc.aio.AbortError:
             raise
-        except Exception as error:  # noqa: BLE001 - the edge of the process: a bug must not travel as such
+        except (Exception, asyncio.CancelledError) as error:  # the edge of the process: a bug must not travel as such
+            if being_cancelled():
+                raise
             await _abort(context, unexpected(error, request_id), answer)
 
     def _authenticate(self, service: str, metadata: dict[str, Any]) -> None:

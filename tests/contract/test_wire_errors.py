@@ -5,22 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections.abc import AsyncIterator
 
 import pytest
 
 from baton.core import errors
 from baton.core.errors import BatonError, Expired, InvalidRequest, PeerUnavailable, by_reason
-from baton.core.types import KvChunk, KvConfirmation, PrefillRequest
+from baton.core.types import DecodeRequest, KvChunk, KvConfirmation, PrefillRequest, TokenChunk
 from tests.contract.wire_doubles import (
     HELLO,
     QUERY,
     TICKET,
     TOKENS,
     WAYS,
+    ScriptedDecode,
     ScriptedDirectory,
     ScriptedPlanner,
     ScriptedPrefill,
     ScriptedReceiver,
+    decode,
     directory,
     planner,
     prefill,
@@ -114,6 +117,28 @@ def test_a_bug_is_logged_once_and_does_not_leak(caplog: pytest.LogCaptureFixture
     logged = [record for record in caplog.records if record.exc_info is not None]
     assert len(logged) == 1
     assert getattr(logged[0], "request_id", "") == QUERY.request_id
+
+
+def test_a_stray_cancellation_inside_is_an_answer_not_a_silence() -> None:
+    """As when a channel is closed under a call of the domain's: nobody cancelled this request, so it gets an error."""
+
+    async def stray(_: DecodeRequest) -> AsyncIterator[TokenChunk]:
+        yield TokenChunk(token_ids=(1,))
+        raise asyncio.CancelledError
+
+    async def run() -> None:
+        async with planner("wire", ScriptedPlanner(raises(asyncio.CancelledError()))) as plans:
+            with pytest.raises(BatonError) as raised:
+                await soon(plans.plan(QUERY))
+            assert type(raised.value) is BatonError
+        async with decode("wire", ScriptedDecode(stray)) as worker:
+            stream = aiter(worker.generate(DecodeRequest(TOKENS)))
+            await soon(anext(stream))
+            with pytest.raises(BatonError) as raised:
+                await soon(anext(stream))
+            assert type(raised.value) is BatonError
+
+    asyncio.run(run())
 
 
 def test_a_long_message_is_shortened_and_still_arrives() -> None:
