@@ -98,7 +98,8 @@ class EngineClient:
         return self._change_sequence, frozenset(self._names)
 
     async def block_changes(self) -> AsyncGenerator[BlockChange, None]:
-        """Changes of the prefix cache from now on. A consumer that sees a gap starts over from ``cached_blocks``."""
+        """Changes of the prefix cache from the first ``anext`` on. A consumer that sees a gap in the sequence numbers
+        starts over from ``cached_blocks``."""
         changes: Mailbox[BlockChange] = Mailbox(CHANGES_KEPT)
         if self._end:
             changes.fail(PeerUnavailable(self._end))

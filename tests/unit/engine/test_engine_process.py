@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import signal
 import subprocess
 import sys
@@ -122,6 +123,16 @@ def test_a_load_error_reaches_the_front_with_its_type_and_message() -> None:
 def test_neither_the_front_nor_a_fake_engine_loads_torch() -> None:
     code = "import sys, baton.engine.client, baton.engine.process; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="about torch")
+def test_openmp_is_told_the_threads_before_torch_loads() -> None:
+    code = (
+        "from baton.engine.process import _prepare_threads; from baton.engine.config import EngineConfig; import os\n"
+        "_prepare_threads(EngineConfig(threads=1)); import torch\n"
+        "assert (torch.get_num_threads(), os.environ['GOMP_SPINCOUNT']) == (1, '0'), torch.get_num_threads()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE * 2)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

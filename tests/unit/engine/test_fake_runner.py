@@ -51,6 +51,27 @@ def test_one_wrong_byte_anywhere_before_the_part_is_noticed(position: int) -> No
     assert isinstance(compute(fake, Part(TOKENS, 9, BLOCKS, GREEDY)).error, CorruptTransfer)
 
 
+@pytest.mark.parametrize("block", [0, 1])
+def test_a_block_that_was_right_before_is_checked_again_after_a_write(block: int) -> None:
+    fake = runner()
+    compute(fake, Part(TOKENS[:8], 0, BLOCKS))
+    for end in (9, 10):
+        assert compute(fake, Part(TOKENS[:end], end - 1, BLOCKS)).error is None
+    right = fake.read_blocks(BLOCKS[block : block + 1])
+    fake.write_blocks(BLOCKS[block : block + 1], bytes(64))
+    assert isinstance(compute(fake, Part([*TOKENS, 20], 10, BLOCKS, GREEDY)).error, CorruptTransfer)
+    fake.write_blocks(BLOCKS[block : block + 1], right)
+    assert compute(fake, Part([*TOKENS, 20], 10, BLOCKS, GREEDY)).error is None
+
+
+def test_other_tokens_or_blocks_than_those_that_were_right_are_noticed() -> None:
+    fake = runner()
+    compute(fake, Part(TOKENS[:9], 0, BLOCKS))
+    assert compute(fake, Part(TOKENS, 9, BLOCKS)).error is None
+    assert isinstance(compute(fake, Part([9, *TOKENS[1:]], 9, BLOCKS)).error, CorruptTransfer)
+    assert isinstance(compute(fake, Part(TOKENS, 9, [0, *BLOCKS[1:]])).error, CorruptTransfer)
+
+
 def test_the_bytes_of_another_context_are_noticed() -> None:
     fake = runner()
     compute(fake, Part([9, *TOKENS[1:9]], 0, BLOCKS))
