@@ -159,10 +159,11 @@ class DecodeWorker:
                 yield candidate, Attempt(hop, retry)
 
     async def _hand_over(self, go: _Go, candidate: Candidate, attempt: Attempt) -> PrefillResult:
-        tokens, block_size = go.request.tokens, self._engine.card.format.block_size
-        skip = go.reservation.cached_tokens // block_size
-        blocks = range(skip, -(-tokens.context_tokens // block_size))
-        async with self._receiver.accept(tokens.request_id, attempt, go.reservation, blocks) as delivery:
+        tokens = go.request.tokens
+        skip = go.reservation.cached_tokens // self._engine.card.format.block_size
+        async with self._receiver.accept(
+            tokens.request_id, attempt, go.reservation, skip_blocks=skip, context_tokens=tokens.context_tokens
+        ) as delivery:
             sent = replace(tokens, attempt=attempt, timeout=go.deadline.remaining())
             call = self._prefill_peers(candidate).prefill(PrefillRequest(sent, delivery.ticket, skip))
             result = await go.deadline.within(call, f"prefill by {candidate.worker_id}")

@@ -21,9 +21,10 @@ from services.kvtransfer.tickets import TicketBook
 class Delivery:
     """One open ticket and the reservation that its blocks go into."""
 
-    def __init__(self, ticket: Ticket, reservation: Reservation) -> None:
+    def __init__(self, ticket: Ticket, reservation: Reservation, context_tokens: int) -> None:
         self.ticket = ticket
         self.reservation = reservation
+        self.context_tokens = context_tokens
         self.bytes_received = 0
         self._writes = 0
         self._idle = asyncio.Event()
@@ -71,11 +72,15 @@ class KvReceiver:
 
     @asynccontextmanager
     async def accept(
-        self, request_id: str, attempt: Attempt, reservation: Reservation, blocks: range
+        self, request_id: str, attempt: Attempt, reservation: Reservation, *, skip_blocks: int, context_tokens: int
     ) -> AsyncIterator[Delivery]:
-        """Open a ticket for ``blocks`` of ``reservation``; it is closed, and no write is under way, afterwards."""
+        """Open a ticket for the blocks of ``context_tokens`` from ordinal ``skip_blocks`` on.
+
+        Afterwards it is closed and no write is under way.
+        """
+        blocks = range(skip_blocks, -(-context_tokens // self._identity.format.block_size))
         ticket = self._book.open(request_id, attempt, blocks)
-        delivery = self._deliveries[ticket] = Delivery(ticket, reservation)
+        delivery = self._deliveries[ticket] = Delivery(ticket, reservation, context_tokens)
         try:
             yield delivery
         finally:
@@ -100,7 +105,7 @@ class KvReceiver:
         began = self._clock.now()
         with self._counting_failures(), self._book.writing(chunk.ticket, chunk.first_block, chunk.block_count):
             delivery = self._deliveries[chunk.ticket]
-            self._check_shape(chunk)
+            self._check_shape(chunk, delivery.context_tokens)
             with delivery.writing():
                 await self._store(chunk, delivery.reservation)
         delivery.bytes_received += len(chunk.payload)
@@ -118,13 +123,18 @@ class KvReceiver:
             await reservation.write_blocks(chunk.first_block, blocks)
             return
         verify(chunk.payload, chunk.first_block, chunk.checksums, layout.block_bytes, when="as received")
-        await reservation.write_blocks(chunk.first_block, blocks)
-        stored = await reservation.read_blocks(chunk.first_block, chunk.block_count)
+        stored = await _written_and_read_back(reservation, chunk.first_block, chunk.block_count, blocks)
         packed = pack(stored, layout, filled_slots(chunk.payload, layout, chunk.block_count))
         verify(packed, chunk.first_block, chunk.checksums, layout.block_bytes, when="as stored")
 
-    def _check_shape(self, chunk: KvChunk) -> None:
-        filled_slots(chunk.payload, self._identity.format, chunk.block_count)
+    def _check_shape(self, chunk: KvChunk, context_tokens: int) -> None:
+        """The payload holds exactly the tokens of its blocks; only the context's last block may be partly filled."""
+        layout = self._identity.format
+        begin = chunk.first_block * layout.block_size
+        end = min(context_tokens, begin + chunk.block_count * layout.block_size)
+        expected = (end - begin) * (layout.block_bytes // layout.block_size)
+        if len(chunk.payload) != expected:
+            raise TransferRejected(f"payload: tokens {begin}..{end - 1} are {expected} bytes, got {len(chunk.payload)}")
         if self._checksums is not ChecksumPolicy.OFF and len(chunk.checksums) != chunk.block_count:
             raise TransferRejected(
                 f"checksums: one for each of {chunk.block_count} blocks is required, got {len(chunk.checksums)}"
@@ -137,3 +147,19 @@ class KvReceiver:
         except BatonError as error:
             self._failures.add(cause=error.reason)
             raise
+
+
+async def _written_and_read_back(reservation: Reservation, first_block: int, block_count: int, blocks: bytes) -> bytes:
+    """Both at once: an engine takes them in order between two of its steps, so the check costs no further step.
+
+    Should a read ever overtake its write, the bytes would not verify: it fails closed.
+    """
+    write = asyncio.create_task(reservation.write_blocks(first_block, blocks))
+    read = asyncio.create_task(reservation.read_blocks(first_block, block_count))
+    try:
+        await write
+        return await read
+    finally:
+        write.cancel()
+        read.cancel()
+        await asyncio.gather(write, read, return_exceptions=True)

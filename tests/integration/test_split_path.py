@@ -23,7 +23,7 @@ def test_split_equals_local_field_by_field(network: NetworkFactory) -> None:
             assert len(split.prompt_logprobs) == 100
             assert split.prompt_logprobs[0] is None
             assert len(split.logprobs) == 20
-            assert split.placement == Placement("decode-0", "prefill-0", PrefillMode.REMOTE, 7 * 256)
+            assert split.placement == Placement("decode-0", "prefill-0", PrefillMode.REMOTE, 100 * 16)
             assert alone.placement == Placement("decode-0", "decode-0", PrefillMode.LOCAL, 0)
             assert stack.workers["decode-0"].stats.prompt_tokens_computed == 0
             assert stack.workers["prefill-0"].stats.prompt_tokens_computed == 100
@@ -40,7 +40,7 @@ def test_split_equals_local_at_block_and_chunk_boundaries(network: NetworkFactor
             split = await stack.generate(request)
             assert split.content == (await stack.alone(request)).content
             assert split.placement is not None
-            assert split.placement.kv_bytes == -(-length // 16) * 256
+            assert split.placement.kv_bytes == length * 16
             await stack.assert_idle()
 
     asyncio.run(run())

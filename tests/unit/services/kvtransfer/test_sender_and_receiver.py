@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -126,8 +127,12 @@ class Pair:
         self.wire = Recorded(self.receiver)
         self.sender = KvSender(SENDER, lambda _: self.wire, config=config, meter=SilentMeter(), clock=self.clock)
 
+    def accept(self, held: Held, blocks: range) -> AbstractAsyncContextManager[Delivery]:
+        context_tokens = blocks.stop * FORMAT.block_size
+        return self.receiver.accept("r", ATTEMPT, held, skip_blocks=blocks.start, context_tokens=context_tokens)
+
     async def ship(self, run: Run, held: Held, blocks: range) -> tuple[int, Delivery]:
-        async with self.receiver.accept("r", ATTEMPT, held, blocks) as delivery:
+        async with self.accept(held, blocks) as delivery:
             await self.sender.connect(delivery.ticket)
             shipped = await self.sender.ship(delivery.ticket, run, blocks.start)
             self.receiver.require_complete(delivery)
@@ -255,8 +260,8 @@ def test_bytes_that_are_stored_wrong_are_found() -> None:
 def test_payload_of_the_wrong_size_and_missing_checksums_are_refused() -> None:
     async def run() -> None:
         pair, held = Pair(), Held()
-        async with pair.receiver.accept("r", ATTEMPT, held, range(4)) as delivery:
-            with pytest.raises(TransferRejected, match="payload: 2 blocks are 80 to 128 bytes in steps of 16, got 64"):
+        async with pair.accept(held, range(4)) as delivery:
+            with pytest.raises(TransferRejected, match=r"payload: tokens 0\.\.7 are 128 bytes, got 64"):
                 await pair.receiver.offer(chunk_of(delivery.ticket, 0, 2, payload=bytes(SIZE)))
             with pytest.raises(TransferRejected, match="checksums: one for each of 2 blocks is required, got 0"):
                 await pair.receiver.offer(chunk_of(delivery.ticket, 0, 2))
@@ -265,10 +270,24 @@ def test_payload_of_the_wrong_size_and_missing_checksums_are_refused() -> None:
     asyncio.run(run())
 
 
+def test_only_the_last_block_of_the_context_may_be_partly_filled() -> None:
+    async def run() -> None:
+        pair, held = Pair(KvTransferConfig(checksums="off")), Held()
+        async with pair.receiver.accept("r", ATTEMPT, held, skip_blocks=0, context_tokens=6) as delivery:
+            with pytest.raises(TransferRejected, match=r"payload: tokens 0\.\.3 are 64 bytes, got 48"):
+                await pair.receiver.offer(chunk_of(delivery.ticket, 0, 1, payload=bytes(48)))
+            with pytest.raises(TransferRejected, match=r"payload: tokens 4\.\.5 are 32 bytes, got 64"):
+                await pair.receiver.offer(chunk_of(delivery.ticket, 1, 1))
+            await pair.receiver.offer(chunk_of(delivery.ticket, 1, 1, payload=b"\7" * 32))
+        assert held.stored == {1: b"\7" * 16 + bytes(16) + b"\7" * 16 + bytes(16)}  # K, then V
+
+    asyncio.run(run())
+
+
 def test_incomplete_delivery_is_named() -> None:
     async def run() -> None:
         pair = Pair()
-        async with pair.receiver.accept("r", ATTEMPT, Held(), range(4)) as delivery:
+        async with pair.accept(Held(), range(4)) as delivery:
             await pair.sender.ship(delivery.ticket, Run((0, 3)), 0)
             with pytest.raises(TransferRejected, match="request r: 1 blocks are not valid, the first is 3"):
                 pair.receiver.require_complete(delivery)
