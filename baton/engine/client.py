@@ -236,6 +236,9 @@ async def spawn_engine(
             ready = await _until_ready(channel, on_progress)
         except ChannelClosed as error:
             raise PeerUnavailable(f"the engine ended while loading: {await exit_status()}") from error
+        except asyncio.CancelledError:
+            _kill(process)  # it is busy loading and would not notice for a while
+            raise
         async with _client(channel, ready, exit_status) as client:
             yield client
 
@@ -326,5 +329,10 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
                 await process.wait()
     finally:
         if process.returncode is None:
-            process.kill()
+            _kill(process)
             await process.wait()
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    with suppress(ProcessLookupError):  # it has just ended by itself
+        process.kill()

@@ -450,6 +450,7 @@ def test_a_full_queue_refuses_at_once_and_says_when_to_retry() -> None:
     assert isinstance(error, Overloaded)
     assert 0 < error.retry_after <= 10
     assert driver.stats.waiting == 2
+    assert not driver.core.has_work, "nothing can be done until blocks are released: the engine must sleep"
     for key in (held, *keys):
         driver.release(key)
     driver.assert_idle()

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 import psutil
 import pytest
@@ -43,7 +43,11 @@ asyncio.run(main())
 
 
 def engines() -> list[psutil.Process]:
-    return [process for process in psutil.Process().children() if "baton.engine.process" in process.cmdline()]
+    found: list[psutil.Process] = []
+    for process in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):  # it is just ending
+            found += [process] if "baton.engine.process" in process.cmdline() else []
+    return found
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -99,6 +103,19 @@ def test_the_process_does_not_outlive_a_front_that_is_killed() -> None:
     front.wait()
     front.stdout.close()
     wait_until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_a_cancelled_start_leaves_no_process() -> None:
+    async def main() -> None:
+        starting = asyncio.create_task(spawn_engine(CONFIG).__aenter__())
+        await asyncio.to_thread(wait_until, lambda: bool(engines()))
+        engines()[0].suspend()  # so that it cannot become ready
+        starting.cancel()
+        await asyncio.wait({starting})
+        assert starting.cancelled()
+        assert engines() == []
+
+    asyncio.run(main())
 
 
 def test_runs_under_uvloop() -> None:
