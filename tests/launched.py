@@ -50,14 +50,20 @@ class RunningStack:
         except TimeoutError as error:
             raise AssertionError(f"never came true: {what}; workers: {await self.workers()}") from error
 
+    async def settled(self) -> dict[str, ProcessRecord]:
+        """The workers as they are from now on: idle, and looked at again since this was called."""
+        seen = {record.id: record.beats for record in (await self.workers()).values()}
+
+        def idle_again(workers: dict[str, ProcessRecord]) -> bool:
+            stats = [record.stats for record in workers.values()]
+            fresh = all(record.beats >= seen.get(record.id, 0) + 2 for record in workers.values())
+            return fresh and all(not (s.held_blocks or s.running or s.waiting) for s in stats)
+
+        return await self.until(idle_again, "all workers idle")
+
     async def assert_idle(self) -> None:
         """Every block is back: free + cached = total, nothing held, nobody runs or waits."""
-
-        def idle(workers: dict[str, ProcessRecord]) -> bool:
-            stats = [record.stats for record in workers.values()]
-            return all(not (s.held_blocks or s.running or s.waiting) for s in stats)
-
-        for record in (await self.until(idle, "all workers idle")).values():
+        for record in (await self.settled()).values():
             stats = record.stats
             assert stats.free_blocks + stats.held_blocks + stats.cached_blocks == stats.total_blocks, record
 

@@ -271,7 +271,10 @@ class WorkerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProcessRecord:
-    """One registered process. Addresses are ``host:port``; ``card`` and ``stats`` only for workers."""
+    """One registered process. Addresses are ``host:port``; ``card`` and ``stats`` only for workers.
+
+    ``beats`` counts how often the record was written: two records of one process with other beats are two looks at it.
+    """
 
     id: str
     role: Role
@@ -283,6 +286,7 @@ class ProcessRecord:
     card: ModelCard | None = None
     stats: EngineStats = EngineStats()
     tokens_per_second: float = 0.0
+    beats: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,8 @@ class Registration:
         await self.renew()
 
     async def renew(self) -> None:
-        self._record = replace(self._record, stats=self._stats(), tokens_per_second=self._rate())
+        beats = self._record.beats + 1
+        self._record = replace(self._record, stats=self._stats(), tokens_per_second=self._rate(), beats=beats)
         try:
             await self._registry.register(self._record, self._lease)
         except StateUnavailable as error:
