@@ -98,16 +98,17 @@ def test_the_answer_ends_with_the_first_token_whose_text_completes_a_stop(
 ) -> None:
     ids = draw_ids(data, tokenizer)
     stream = TextStream(tokenizer, stops, min_tokens=min_tokens)
-    early = len(tokenizer.decode(ids[:min_tokens]))
+    before = tokenizer.decode(ids[:min_tokens])  # ends with U+FFFD: a character may be cut here, and its length unknown
+    early = len(before)
     for tokens in range(min_tokens + 1, len(ids) + 1):
         text = tokenizer.decode(ids[:tokens])
         ends = [end for end in range(early + 1, len(text) + 1) if text[:end].endswith(tuple(stops))]
-        if ends and not text[:early].endswith("\ufffd"):
+        if ends and not before.endswith("\ufffd"):
             stop = max((stop for stop in stops if text[: ends[0]].endswith(stop)), key=len)
             assert run(stream, ids, 1) == (text[: ends[0] - len(stop)], tokens)
             assert stream.stop_matched == stop
             return
-    assert run(stream, ids, 1)[1] == len(ids) or "\ufffd" in tokenizer.decode(ids[:min_tokens])
+    assert run(stream, ids, 1)[1] == len(ids) or before.endswith("\ufffd")
 
 
 def test_a_stop_of_byte_tokens_ends_the_answer_with_its_own_last_byte(sentence_piece: Tokenizer) -> None:
