@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from services.process.config import ProcessConfig
+from services.process.config import WorkerConfig
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillConfig(ProcessConfig):
+class PrefillConfig(WorkerConfig):
     SECTION: ClassVar[str] = "prefill"

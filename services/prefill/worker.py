@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from baton.core.api import EngineApi
 from baton.core.clock import Clock
 from baton.core.deadline import Deadline
@@ -19,7 +22,13 @@ class PrefillWorker:
         self._sender = sender
         self._me = me
         self._clock = clock
+        self._computing = 0
         self._seconds = meter.histogram("prefill_seconds", "One prompt, from its arrival to the last confirmation")
+
+    @property
+    def computing(self) -> int:
+        """Prompts that the engine works on now: admitted, and without their first token."""
+        return self._computing
 
     async def prefill(self, request: PrefillRequest) -> PrefillResult:
         self._check(request)
@@ -32,9 +41,18 @@ class PrefillWorker:
     async def _prefill(self, request: PrefillRequest) -> PrefillResult:
         await self._sender.connect(request.ticket)
         async with self._engine.prefill(request.tokens) as run:
-            kv_bytes = await self._sender.ship(request.ticket, run, request.skip_blocks)
-            first = await run.first_token()
+            with self._counted():
+                kv_bytes = await self._sender.ship(request.ticket, run, request.skip_blocks)
+                first = await run.first_token()
         return PrefillResult(first, self._me.worker_id, kv_bytes)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        self._computing += 1
+        try:
+            yield
+        finally:
+            self._computing -= 1
 
     def _check(self, request: PrefillRequest) -> None:
         tokens, ticket = request.tokens, request.ticket

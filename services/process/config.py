@@ -58,3 +58,15 @@ class ProcessConfig:
         if self.tls_ca:
             tls = ClientTls(Path(self.tls_ca), Path(self.tls_certificate), Path(self.tls_key))
         return ClientSecurity(self.service_token, tls)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig(ProcessConfig):
+    """Of prefill and decode workers. ``engine_stall_seconds``: an engine that has work and ends no step for so long
+    hangs, and its worker ends; above the longest step (a chunk of a prompt on a slow machine)."""
+
+    engine_stall_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        ProcessConfig.__post_init__(self)
+        self.require(self.engine_stall_seconds > 0, "engine_stall_seconds", "must be positive")

@@ -9,6 +9,7 @@ from functools import partial
 
 from baton.core.arguments import Arguments
 from baton.core.background import background
+from baton.core.clock import Clock
 from baton.core.config import Section
 from baton.core.errors import PeerUnavailable
 from baton.core.streams import closing
@@ -24,12 +25,13 @@ from baton.rpc.serving import Service
 from baton.state.config import StateConfig
 from services.kvtransfer.config import KvTransferConfig
 from services.kvtransfer.handshake import identity
-from services.process.config import ProcessConfig
+from services.process.config import WorkerConfig
 from services.process.main import run_service
 from services.process.process import ServiceProcess, service_process
 from services.worker.catalogue import Catalogue
 from services.worker.load import EngineSeries
 from services.worker.parts import WorkerParts, build_parts
+from services.worker.watchdog import EngineWatchdog
 
 log = logging.getLogger(__name__)
 
@@ -39,16 +41,15 @@ STATE = Section("state", StateConfig)
 CATALOGUE_SECONDS = 1.0
 
 
-def main(role: Role, section: Section[ProcessConfig]) -> None:
+def main(role: Role, section: Section[WorkerConfig]) -> None:
     run_service(f"services.{role.value}", (section, KVTRANSFER, ENGINE, STATE), partial(serve, role, section))
 
 
-async def serve(role: Role, section: Section[ProcessConfig], arguments: Arguments) -> None:
+async def serve(role: Role, section: Section[WorkerConfig], arguments: Arguments) -> None:
     settings = arguments.settings
+    config = settings.fill(section)
     async with AsyncExitStack() as stack:
-        process = await stack.enter_async_context(
-            service_process(arguments.id, role, settings.fill(section), settings.fill(STATE))
-        )
+        process = await stack.enter_async_context(service_process(arguments.id, role, config, settings.fill(STATE)))
         loading = stack.enter_async_context(spawn_engine(settings.fill(ENGINE), on_progress=log.info))
         engine = await process.unless_stopped(loading)
         process.registration.describe(engine.card, lambda: engine.stats)
@@ -57,7 +58,8 @@ async def serve(role: Role, section: Section[ProcessConfig], arguments: Argument
         await stack.enter_async_context(background(_report(process, engine), "engine series"))
         await stack.enter_async_context(background(_catalogue(process, engine), "block catalogue"))
         async with process.serving(_services(process, engine, parts)):
-            await first_of(process.stopping.wait(), _engine_end(engine))
+            hangs = _engine_hang(engine, parts, process.clock, config.engine_stall_seconds)
+            await first_of(process.stopping.wait(), _engine_end(engine), hangs)
 
 
 def _parts(process: ServiceProcess, engine: EngineClient, kvtransfer: KvTransferConfig) -> WorkerParts:
@@ -75,7 +77,7 @@ def _parts(process: ServiceProcess, engine: EngineClient, kvtransfer: KvTransfer
 
 def _services(process: ServiceProcess, engine: EngineClient, parts: WorkerParts) -> Sequence[Service]:
     def pulse() -> EnginePulse:
-        return EnginePulse(engine.stats.steps, parts.decode.computing)
+        return EnginePulse(engine.stats.steps, parts.computing())
 
     return (
         decode_service(parts.decode, worker_id=process.id, epoch=process.epoch, pulse=pulse, clock=process.clock),
@@ -110,3 +112,10 @@ async def _catalogue(process: ServiceProcess, engine: EngineClient) -> None:
 async def _engine_end(engine: EngineClient) -> None:
     """An engine that ends takes its worker with it: somebody else will start both again."""
     raise PeerUnavailable(f"the engine ended: {await engine.closed()}")
+
+
+async def _engine_hang(engine: EngineClient, parts: WorkerParts, clock: Clock, stall_seconds: float) -> None:
+    watchdog = EngineWatchdog(stall_seconds, clock.now())
+    while True:
+        watchdog.look(engine.stats.steps, parts.computing(), clock.now())
+        await clock.sleep(min(1.0, stall_seconds / 4))

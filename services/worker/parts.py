@@ -22,6 +22,7 @@ class WorkerParts:
     prefill: PrefillApi
     decode: DecodeWorker
     receiver: KvReceiver
+    computing: Callable[[], int]  # requests of both kinds that the engine works on
 
 
 def build_parts(
@@ -47,4 +48,5 @@ def build_parts(
         meter=meter,
         clock=clock,
     )
-    return WorkerParts(PrefillWorker(engine, sender, me, meter=meter, clock=clock), decode, receiver)
+    prefill = PrefillWorker(engine, sender, me, meter=meter, clock=clock)
+    return WorkerParts(prefill, decode, receiver, lambda: prefill.computing + decode.computing)

@@ -149,6 +149,28 @@ def test_worker_ends_with_an_error_when_its_engine_dies(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_hung_engine_ends_its_worker_and_the_request_goes_elsewhere(tmp_path: Path) -> None:
+    async def run() -> None:
+        impatient = ("prefill.engine_stall_seconds=0.5", "engine.max_step_tokens=64", "engine.fake_step_ms=20")
+        async with fleet(tmp_path, PAIR, *impatient) as found:
+            records = await found.ready(*found.started)
+            [engine] = children(found.started["prefill-0"].pid)
+            asked = replace(request("long"), prompt=tuple(3 + n % 500 for n in range(3000)))
+            task = asyncio.create_task(answer(found, records, asked))
+
+            async def computing() -> bool:
+                return (await found.records())["prefill-0"].stats.running > 0
+
+            await found.until(computing, "prefill computes")
+            os.kill(engine, signal.SIGSTOP)
+            result = await task
+            assert result.placement and result.placement.prefill_worker == "decode-0"  # nobody else was left
+            assert await found.ended("prefill-0") == 1
+            assert "the engine hangs" in found.log("prefill-0").read_text().splitlines()[-1]
+
+    asyncio.run(run())
+
+
 def test_engine_dies_with_its_killed_worker(tmp_path: Path) -> None:
     async def run() -> None:
         async with fleet(tmp_path, [(Role.DECODE, "decode-0")]) as found:
