@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from baton.core.errors import PeerUnavailable
 from tests.networks import DirectNetwork, NetworkFactory, WireNetwork
 
 
@@ -11,3 +14,29 @@ from tests.networks import DirectNetwork, NetworkFactory, WireNetwork
 def network(request: pytest.FixtureRequest) -> NetworkFactory:
     """Tests that take it run twice: with the parts joined directly, and over gRPC on loopback."""
     return request.param
+
+
+@pytest.fixture(scope="session")
+def smollm2_directory() -> Path:
+    """The default model, converted: the same directory that `baton up` uses, fetched on first use."""
+    return _fetched("smollm2-135m-instruct")
+
+
+@pytest.fixture(scope="session")
+def qwen_coder_directory() -> Path:
+    """The optional second model: tests run where somebody has fetched it."""
+    from baton.cli.models import CACHE, is_complete  # late, as below
+
+    directory = CACHE / "qwen2.5-coder-0.5b-instruct"
+    if not is_complete(directory):
+        pytest.skip("qwen2.5-coder-0.5b-instruct is absent: baton model fetch qwen2.5-coder-0.5b-instruct")
+    return directory
+
+
+def _fetched(name: str) -> Path:
+    from baton.cli.models import fetched  # late: most tests need none of what it imports
+
+    try:
+        return fetched(name)
+    except PeerUnavailable as error:
+        pytest.skip(error.message)

@@ -84,22 +84,23 @@ class TiledAttention:
         return mixed[batch.tile, :, batch.slot].reshape(-1, spec.q_size)
 
     def _gather(self, layer: int, part: int, batch: _TileBatch) -> torch.Tensor:
-        """K (part 0) or V (part 1), float32 [tiles, kv_heads, key_tiles, KEY_TILE, head_dim], zero where not filled."""
+        """K (part 0) or V (part 1), float32 [tiles, kv_heads, key_tiles, KEY_TILE, head_dim]."""
         spec = self._spec
         blocks = self._pool[:, layer, part][batch.block_ids].transpose(1, 2)
         rows = blocks.flatten(2, 3)[:, :, : batch.key_tiles * KEY_TILE].float()
-        rows = rows.masked_fill(~batch.filled[:, None, :, None], 0.0)
-        return rows.view(-1, spec.kv_heads, batch.key_tiles, KEY_TILE, spec.head_dim)
+        if part == 1:  # a score of an unfilled key is masked, but zero times an unfilled value need not be zero
+            rows = rows.masked_fill(~batch.filled[:, None, :, None], 0.0)
+        return rows.reshape(-1, spec.kv_heads, batch.key_tiles, KEY_TILE, spec.head_dim)
 
     def _grouped(self, tiles: list[_QueryTile]) -> list[list[_QueryTile]]:
-        """Cut the tiles into batches whose gathered keys stay within the bound."""
+        """Batches of tiles with about as many keys, cut where the gathered keys would pass the bound."""
         per_key_tile = KEY_TILE * self._spec.kv_size
         groups: list[list[_QueryTile]] = []
-        for tile in tiles:
-            widest = max((other.key_tiles for other in groups[-1]), default=0) if groups else 0
-            widest = max(widest, tile.key_tiles)
-            if groups and (len(groups[-1]) + 1) * widest * per_key_tile <= _GATHER_ELEMENTS:
-                groups[-1].append(tile)
+        for tile in sorted(tiles, key=lambda tile: tile.key_tiles):
+            group = groups[-1] if groups else []
+            gathered = (len(group) + 1) * tile.key_tiles * per_key_tile
+            if group and gathered <= _GATHER_ELEMENTS and tile.key_tiles <= 2 * group[0].key_tiles:
+                group.append(tile)
             else:
                 groups.append([tile])
         return groups

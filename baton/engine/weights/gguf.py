@@ -48,6 +48,10 @@ _LAYER_NAMES = {
 }
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _PERMUTED = ("attn_q.", "attn_k.")
+_EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
+# Two quantisations of one matrix differ by at most about this, relative; two different matrices by about 1.4.
+_SAME_MATRIX = 0.3
+_SAMPLED_ROWS = 256
 # Elements dequantised at a time: 16 MiB of float32.
 _PIECE = 4 << 20
 
@@ -61,7 +65,7 @@ def convert_weights(path: Path, directory: Path, progress: Progress) -> None:
     ModelError naming the file and the key or tensor that is missing, unsupported, truncated or corrupt.
     """
     reader = _open(path)
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    tensors = _merge_tied({tensor.name: tensor for tensor in reader.tensors})
     metadata = GgufMetadata(path, reader)
     config = metadata.hf_config({name: _shape(tensor) for name, tensor in tensors.items()})
     spec = read_spec(HfConfig(config, str(path)))
@@ -79,6 +83,20 @@ def _open(path: Path) -> GGUFReader:
         return GGUFReader(path)
     except (ValueError, KeyError, IndexError, TypeError, OverflowError, MemoryError, OSError) as error:
         raise ModelError(f"{path}: truncated or not a GGUF file: {error}") from error
+
+
+def _merge_tied(tensors: dict[str, ReaderTensor]) -> dict[str, ReaderTensor]:
+    """Some files of models with tied embeddings store the matrix twice, quantised differently: keep the finer copy."""
+    embedding, head = tensors.get(_EMBEDDING), tensors.get(_HEAD)
+    if embedding is None or head is None or _shape(embedding) != _shape(head):
+        return tensors
+    if not {embedding.tensor_type, head.tensor_type} <= _SUPPORTED:
+        return tensors
+    first, second = (dequantize(tensor.data[:_SAMPLED_ROWS], tensor.tensor_type) for tensor in (embedding, head))
+    if not np.linalg.norm(first - second) <= _SAME_MATRIX * np.linalg.norm(first):
+        return tensors
+    finer = max(embedding, head, key=lambda tensor: tensor.n_bytes)
+    return {name: tensor for name, tensor in tensors.items() if name != _HEAD} | {_EMBEDDING: finer}
 
 
 def _plan(
