@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from baton.core.api import EngineApi, PrefillApi, Reservation
 from baton.core.clock import Clock
 from baton.core.deadline import Deadline
-from baton.core.errors import Cancelled, CorruptTransfer, Overloaded, PeerUnavailable, TransferRejected, UnknownModel
+from baton.core.errors import BatonError, Expired, InvalidRequest, PeerUnavailable, UnknownModel
 from baton.core.streams import closing
 from baton.core.telemetry import Meter
 from baton.core.types import (
@@ -29,8 +29,9 @@ from services.kvtransfer.receiver import KvReceiver
 
 log = logging.getLogger(__name__)
 
-# Cancelled: by the peer, which is shutting down; when our own caller cancels, we see CancelledError.
-TRY_ANOTHER = (PeerUnavailable, Overloaded, CorruptTransfer, TransferRejected, Cancelled)
+# What another worker would answer too. Anything else is the peer's own trouble: gone, full, shutting down, broken,
+# another process at its old address.
+THE_REQUESTS_OWN = (InvalidRequest, Expired)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,9 @@ class DecodeWorker:
         for candidate, attempt in self._attempts(go.request):
             try:
                 return await self._hand_over(go, candidate, attempt)
-            except TRY_ANOTHER as error:
+            except THE_REQUESTS_OWN:
+                raise
+            except BatonError as error:
                 self._retries.add(cause=error.reason)
                 details = {"request_id": go.request.tokens.request_id, "peer": candidate.worker_id}
                 log.warning("prefill attempt failed", extra={**details, "cause": error.reason, "error": error.message})

@@ -15,7 +15,7 @@ from baton.core.api import RegistryApi
 from baton.core.clock import Clock, RandomIds, SystemClock
 from baton.core.errors import Cancelled
 from baton.core.types import ProcessRecord, Role, WorkerState
-from baton.rpc.channels import ChannelPool
+from baton.rpc.channels import ChannelPool, Keepalive
 from baton.rpc.serving import Service, serve
 from baton.state.config import StateConfig
 from baton.state.redis_client import connect
@@ -29,6 +29,10 @@ from services.process.registration import Registration
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+# A stopped peer keeps its connections open; within 1.5 s its calls fail and go elsewhere. gRPC answers pings outside
+# Python, so that a busy peer does not look like a stopped one.
+PEER_KEEPALIVE = Keepalive(interval=0.5, timeout=1.0)
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ async def service_process(
     meter, clock, epoch = PrometheusMeter(), SystemClock(), RandomIds().epoch()
     async with (
         connect(state) as client,
-        ChannelPool(config.client_security()) as channels,
+        ChannelPool(config.client_security(), PEER_KEEPALIVE) as channels,
         _address(config) as (address, listen),
     ):
         registry = RedisRegistry(client, state)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton.core.errors import BatonError, InvalidRequest, Overloaded, PeerUnavailable, TransferRejected
+from baton.core.errors import BatonError, InvalidRequest, Overloaded, PeerUnavailable, TransferRejected, UnknownModel
 from baton.core.types import KvChunk, KvConfirmation, PrefillMode, PrefillRequest, PrefillResult
 from baton.engine.runner import Part
 from services.kvtransfer.checksum import block_checksums
@@ -145,7 +145,9 @@ def test_bad_request_is_not_tried_elsewhere(network: NetworkFactory) -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("error", [PeerUnavailable("x"), Overloaded("x"), TransferRejected("x")])
+@pytest.mark.parametrize(
+    "error", [PeerUnavailable("x"), Overloaded("x"), TransferRejected("x"), UnknownModel("x"), BatonError("bug")]
+)
 def test_every_failure_of_the_peer_is_survived(network: NetworkFactory, error: BatonError) -> None:
     async def run() -> None:
         async with Stack(network=network, prefill=2) as stack:

@@ -40,8 +40,9 @@ def link(found: Fleet, record: ProcessRecord) -> DecodeLink:
     return DecodeLink(candidate(record), gateway_id="tests", security=found.security)
 
 
-def request(request_id: str = "r", length: int = 200, **fields: object) -> TokenRequest:
-    made = TokenRequest(request_id, tuple(range(3, 3 + length)), stop=StopRules(max_tokens=10, ignore_eos=True))
+def request(request_id: str = "r", length: int = 200, *, first: int = 3, **fields: object) -> TokenRequest:
+    prompt = tuple(range(first, first + length))
+    made = TokenRequest(request_id, prompt, stop=StopRules(max_tokens=10, ignore_eos=True))
     return replace(made, **fields)
 
 
@@ -167,6 +168,18 @@ def test_hung_engine_ends_its_worker_and_the_request_goes_elsewhere(tmp_path: Pa
             assert result.placement and result.placement.prefill_worker == "decode-0"  # nobody else was left
             assert await found.ended("prefill-0") == 1
             assert "the engine hangs" in found.log("prefill-0").read_text().splitlines()[-1]
+
+    asyncio.run(run())
+
+
+def test_stopped_prefill_worker_is_given_up_though_its_connection_stays_open(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with fleet(tmp_path, [*PAIR, (Role.PREFILL, "prefill-1")]) as found:
+            records = await found.ready(*found.started)
+            await answer(found, records, request("connects"))
+            found.signal("prefill-0", signal.SIGSTOP)
+            result = await answer(found, records, request("stopped", first=9))
+            assert result.placement and result.placement.prefill_worker == "prefill-1"
 
     asyncio.run(run())
 
