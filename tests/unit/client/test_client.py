@@ -153,6 +153,31 @@ def test_a_gateway_that_is_not_there_is_a_typed_error_after_few_tries() -> None:
     asyncio.run(run())
 
 
+def test_a_stream_that_ends_early_without_an_error_is_continued_and_given_up_at_last() -> None:
+    class Door:
+        """Ends each stream after one token, then without any."""
+
+        def __init__(self) -> None:
+            self.asked: list[GenerateRequest] = []
+
+        async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+            self.asked.append(request)
+            if len(self.asked) <= 3:
+                yield GenerateChunk(request.request_id, token_ids=(len(self.asked),))
+
+    async def run() -> Door:
+        door = Door()
+        async with Client("nowhere:1", "k.s", resume=ResumePolicy(attempts=2), clock=ManualClock()) as client:
+            client._door = lambda: door  # type: ignore[method-assign, assignment, return-value]
+            with pytest.raises(PeerUnavailable, match="before the answer was complete"):
+                await client.ask(ASK)
+        return door
+
+    asked = asyncio.run(run()).asked
+    assert [request.resume for request in asked] == [(), ((1,),), ((1, 2),), ((1, 2, 3),), ((1, 2, 3),)]
+    assert len({request.request_id for request in asked}) == 1
+
+
 @pytest.mark.parametrize("n", [1, 3])
 def test_an_answer_survives_the_death_of_its_gateway(n: int) -> None:
     """The first gateway stops mid-stream; another one, over other workers, takes over at the same address."""

@@ -21,7 +21,7 @@ from baton.core.errors import (
     UnknownModel,
 )
 from baton.core.streams import closing
-from baton.core.types import ChatMessage, FinishReason, GenerateRequest, Sampling, StopRules
+from baton.core.types import ChatMessage, FinishReason, GenerateRequest, Sampling, StopRules, TokenRequest
 from baton.telemetry.metrics import PrometheusMeter
 from gateway.fanout import choice_seed
 from gateway.relay import RelayPolicy
@@ -199,6 +199,17 @@ def test_a_stop_string_lets_the_worker_go_before_the_last_chunk_is_read() -> Non
 def test_text_held_back_for_a_stop_string_is_given_out_at_the_end() -> None:
     result = complete(replace(ASK, max_tokens=5, stop_strings=("lo world",)), spelled("hello"))
     assert (result.text, result.finish) == ("hello", FinishReason.LENGTH)
+
+
+def test_a_worker_that_sends_too_much_is_cut_at_max_tokens() -> None:
+    class Generous(ScriptedDecode):
+        def _finish(self, request: TokenRequest, ids: Sequence[int]) -> FinishReason | None:
+            return super()._finish(replace(request, stop=StopRules(max_tokens=100)), ids)
+
+    result = answer(asyncio.run(Fleet(Generous("a", step=5, drawn=spelled("hello "))).ask(ASK)))
+    assert (len(result.ids), len(result.logprobs), result.finish) == (24, 24, FinishReason.LENGTH)
+    assert result.usage is not None
+    assert result.usage.completion_tokens == 24
 
 
 # --- hops -------------------------------------------------------------------------------------------------------------
