@@ -115,13 +115,13 @@ def read_json_object(path: Path) -> dict[str, object]:
 
 def read_rope(config: HfConfig, default_theta: float = 10_000.0) -> RopeSpec:
     """RoPE from either form: ``rope_theta`` + ``rope_scaling``, or ``rope_parameters`` holding both."""
+    config.require("partial_rotary_factor", (1, 1.0), default=1.0)
+    theta = config.number("rope_theta", default=default_theta)
     parameters = config.section("rope_parameters") or config.section("rope_scaling")
     if parameters is None:
-        return RopeSpec(config.number("rope_theta", default=default_theta))
-    theta = config.number("rope_theta", default=default_theta)
+        return RopeSpec(theta)
+    parameters.require("partial_rotary_factor", (1, 1.0), default=1.0)
     theta = parameters.number("rope_theta", default=theta)
-    for owner in (config, parameters):
-        owner.require("partial_rotary_factor", (1, 1.0), default=1.0)
     kind = parameters.values.get("rope_type", parameters.values.get("type", "default"))
     if kind == "default":
         return RopeSpec(theta)
