@@ -336,7 +336,7 @@ class EngineContract:
     def test_a_request_that_can_never_fit_is_refused_by_name(self) -> None:
         async def scenario(engine: EngineClient) -> None:
             with pytest.raises(InvalidRequest, match="KV pool") as refused:
-                await answer(engine, request(prompt(60), 5))
+                await answer(engine, request(prompt(15 * self.block_size), self.block_size + 1))
             assert refused.value.field == "prompt"
             with pytest.raises(InvalidRequest, match="max_tokens"):
                 await answer(engine, request(prompt(6), stop=StopRules(max_tokens=0)))

@@ -1,4 +1,4 @@
-"""Drives an ``EngineCore`` over a ``FakeRunner`` without any process, thread or clock of its own."""
+"""Drives an ``EngineCore``, over a ``FakeRunner`` or any other, without any process, thread or clock of its own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from baton.engine.messages import (
     Write,
     Written,
 )
-from baton.engine.runner import Part
+from baton.engine.runner import Part, Runner
 
 STEPS = 20_000  # no test needs as many: more means that the engine hangs
 
@@ -62,18 +62,12 @@ class Outcome:
         return self.error is not None or bool(self.chunks and self.chunks[-1].finish)
 
 
-class Driver:
-    def __init__(
-        self,
-        total_blocks: int = 64,
-        *,
-        block_size: int = 4,
-        on_step: Callable[[Sequence[Part]], None] | None = None,
-        **config: int,
-    ) -> None:
+class CoreDriver:
+    """Commands and steps of an engine over ``runner``, one after another; the blocks are counted at each step."""
+
+    def __init__(self, runner: Runner, config: EngineConfig) -> None:
         self.clock = ManualClock()
-        self.runner = FakeRunner(fake_card(block_size=block_size), total_blocks, on_step=on_step)
-        self.core = EngineCore(self.runner, EngineConfig(**config), self.clock)  # type: ignore[arg-type]
+        self.core = EngineCore(runner, config, self.clock)
         self.outcomes: dict[int, Outcome] = {}
         self.replies: dict[int, bytes | BatonError | None] = {}
         self._numbers = 0
@@ -191,3 +185,18 @@ class Driver:
     def _next(self) -> int:
         self._numbers += 1
         return self._numbers
+
+
+class Driver(CoreDriver):
+    """Over a fake runner."""
+
+    def __init__(
+        self,
+        total_blocks: int = 64,
+        *,
+        block_size: int = 4,
+        on_step: Callable[[Sequence[Part]], None] | None = None,
+        **config: int,
+    ) -> None:
+        self.runner = FakeRunner(fake_card(block_size=block_size), total_blocks, on_step=on_step)
+        super().__init__(self.runner, EngineConfig(**config))  # type: ignore[arg-type]
