@@ -7,30 +7,12 @@
 
 #include <limits>
 
-#include "gemm.h"
+#include "kv_tile.h"
 
 namespace baton {
 
-constexpr int kTilePositions = kPanelColumns;
 // Query rows (tokens times heads of a group) that share one pass over the cache.
 constexpr int kQueryRows = 96;
-
-// The keys and values of one layer and one KV head: row(position) is [head_dim].
-template <class E>
-struct CacheView {
-  using Store = typename E::Store;
-  Store* keys;             // block 0's first key
-  ptrdiff_t value_offset;  // from a key to the value of the same position
-  ptrdiff_t block_stride;
-  int block_size;
-  int head_dim;
-  const int32_t* table;
-
-  Store* key(int position) const {
-    const ptrdiff_t block = table[position / block_size];
-    return keys + block * block_stride + static_cast<ptrdiff_t>(position % block_size) * head_dim;
-  }
-};
 
 // Query rows of one sequence and one KV head. Row m is token m / group; queries and outputs are as the members say.
 template <class E>
@@ -76,62 +58,6 @@ struct AttentionScratch {
   Store* zeros = nullptr;      // [head_dim], stands for positions outside
 };
 
-inline int vectors_of_panel(int head_dim, int panel) {
-  return std::min(kPanelVectors, head_dim / kLanes - panel * kPanelVectors);
-}
-
-// Where the keys and values of a tile's positions are.
-template <class E>
-struct TileRows {
-  const typename E::Store* keys[kTilePositions];
-  const typename E::Store* values[kTilePositions];
-};
-
-// Positions outside [begin, end) are zeros.
-template <class E>
-void locate_tile(const CacheView<E>& cache, int tile, int begin, int end, const typename E::Store* zeros,
-                 TileRows<E>& rows) {
-  for (int j = 0; j < kTilePositions; ++j) {
-    const bool inside = tile + j >= begin && tile + j < end;
-    rows.keys[j] = inside ? cache.key(tile + j) : zeros;
-    rows.values[j] = inside ? rows.keys[j] + cache.value_offset : zeros;
-  }
-}
-
-template <class Store>
-void prefetch_rows(const Store* const* rows, int head_dim) {
-  for (int i = 0; i < kLanes; ++i) {
-    const char* row = reinterpret_cast<const char*>(rows[i]);
-    for (size_t byte = 0; byte < head_dim * sizeof(Store); byte += 64) prefetch(row + byte);
-  }
-}
-
-// Brings a tile into kernel layout, and asks the memory for the next one.
-template <class E>
-void load_tile(const TileRows<E>& rows, const TileRows<E>& next, int head_dim, const AttentionScratch<E>& scratch) {
-  const int depth = head_dim / E::kPerWord;
-  for (int j = 0; j < kTilePositions; j += kLanes) {
-    for (int s = 0; s < depth; s += kLanes) {
-      const uint32_t* words[kLanes];
-      for (int i = 0; i < kLanes; ++i) words[i] = as_words(rows.keys[j + i]) + s;
-      transpose_words(words, scratch.keys + s * kTilePositions + j, kTilePositions);
-    }
-    prefetch_rows(next.keys + j, head_dim);
-    prefetch_rows(next.values + j, head_dim);
-  }
-  constexpr int steps = kTilePositions / E::kPerWord;
-  for (int p = 0; p < panel_count(head_dim); ++p) {
-    uint32_t* to = scratch.values + p * steps * kPanelColumns;
-    const int vectors = vectors_of_panel(head_dim, p);
-    for (int s = 0; s < steps; ++s) {
-      for (int v = 0; v < vectors; ++v) {
-        const int column = p * kPanelColumns + v * kLanes;
-        store_words(to + s * kPanelColumns + v * kLanes, E::join_rows(rows.values + s * E::kPerWord, column));
-      }
-    }
-  }
-}
-
 // Turns one row's scores of a tile into weights, and rescales what the row has gathered so far. Lanes outside
 // [begin, end) are invisible.
 template <class E>
@@ -168,10 +94,21 @@ void weigh(const Queries<E>& queries, const AttentionScratch<E>& scratch, int ro
   }
 }
 
+// A kernel call that fetches a part of the next tile every quarter of its way, while there is something to fetch.
+template <class E>
+void multiply_fetching(TileFunction kernel, const uint32_t* a, ptrdiff_t a_stride, const uint32_t* b, int steps,
+                       float* out, TileFetch<E>& fetch) {
+  const int piece = fetch.done() ? steps : steps / 4;
+  for (int s = 0; s < steps; s += piece) {
+    kernel(a + s, a_stride, b + s * kPanelColumns, piece, out, Ahead{});
+    fetch.part();
+  }
+}
+
 // One tile of positions for `count` query rows from `first` on.
 template <class E>
 void attend_tile(const Queries<E>& queries, const AttentionScratch<E>& scratch, int head_dim, int tile, int first,
-                 int count) {
+                 int count, TileFetch<E>& fetch) {
   if (queries.position(first + count - 1) < tile) return;
   if (queries.position(first) - queries.window >= tile + kTilePositions - 1) return;
   const int depth = head_dim / E::kPerWord;
@@ -180,7 +117,7 @@ void attend_tile(const Queries<E>& queries, const AttentionScratch<E>& scratch, 
   alignas(64) typename E::Store weights[kTileRows * kTilePositions];
   std::memset(scores, 0, count * kPanelColumns * sizeof(float));
   const uint32_t* words = as_words(queries.values) + static_cast<ptrdiff_t>(first) * depth;
-  tile_function<E>(count, kPanelVectors)(words, depth, scratch.keys, depth, scores, Ahead{});
+  multiply_fetching<E>(tile_function<E>(count, kPanelVectors), words, depth, scratch.keys, depth, scores, fetch);
   for (int i = 0; i < count; ++i) {
     const int end = queries.position(first + i) + 1 - tile;
     const int begin = end - queries.window;
@@ -190,23 +127,10 @@ void attend_tile(const Queries<E>& queries, const AttentionScratch<E>& scratch, 
   constexpr int steps = kTilePositions / E::kPerWord;
   for (int p = 0; p < panels; ++p) {
     float* sums = scratch.sums + (static_cast<size_t>(p) * queries.rows() + first) * kPanelColumns;
-    tile_function<E>(count, vectors_of_panel(head_dim, p))(as_words(weights), steps,
-                                                           scratch.values + p * steps * kPanelColumns, steps, sums, Ahead{});
+    multiply_fetching<E>(tile_function<E>(count, vectors_of_panel(head_dim, p)), as_words(weights), steps,
+                         scratch.values + p * steps * kPanelColumns, steps, sums, fetch);
   }
 }
-
-// The part of a cache that a task reads: positions [begin, end).
-template <class E>
-struct View {
-  CacheView<E> cache;
-  int begin;
-  int end;
-
-  int first_tile() const { return begin / kTilePositions * kTilePositions; }
-  void locate(int tile, const typename E::Store* zeros, TileRows<E>& rows) const {
-    locate_tile<E>(cache, tile, begin, end, zeros, rows);
-  }
-};
 
 // Attention of all query rows over the cache; the keys and values of their own positions must be there already.
 // `following` is what this member will probably read afterwards.
@@ -229,8 +153,12 @@ void attend(const Queries<E>& queries, const CacheView<E>& cache, const View<E>&
     } else {
       following.locate(following.first_tile(), scratch.zeros, places[i ^ 1]);
     }
-    load_tile<E>(places[i], places[i ^ 1], head_dim, scratch);
-    each_tile({0, rows}, [&](int first, int count) { attend_tile<E>(queries, scratch, head_dim, tile, first, count); });
+    TileFetch<E> fetch(places[i ^ 1], head_dim);
+    load_keys<E>(places[i], head_dim, scratch.keys, fetch);
+    load_values<E>(places[i], head_dim, scratch.values, fetch);
+    each_tile({0, rows}, [&](int first, int count) {
+      attend_tile<E>(queries, scratch, head_dim, tile, first, count, fetch);
+    });
   }
   for (int row = 0; row < rows; ++row) {
     const F16 share = splat(1.0f / lane_sum(load(scratch.totals + row * kLanes)));
