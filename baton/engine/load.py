@@ -17,7 +17,7 @@ from baton.engine.native.decoder import NativeDecoder
 from baton.engine.spec import DecoderSpec
 from baton.engine.torch_decoder import TorchDecoder
 from baton.engine.torch_runner import TorchRunner
-from baton.engine.weights.load import load_weights
+from baton.engine.weights.load import open_weights
 from baton.engine.weights.source import RANDOM_PREFIX, load_spec, weights_hash
 
 log = logging.getLogger(__name__)
@@ -37,9 +37,8 @@ def build_runner(config: EngineConfig) -> TorchRunner:
     dtype, device = DTYPES[config.dtype], torch.device(config.device)
     torch.set_num_threads(config.threads)
     spec = load_spec(config.model)
-    weights = load_weights(config.model, spec, dtype, device, config.seed)
-    decoder = _decoder(config, spec, weights, dtype)
-    del weights
+    with open_weights(config.model, spec, dtype, device, config.seed) as weights:
+        decoder = _decoder(config, spec, weights, dtype)
     layout = KvFormat(config.dtype, config.block_size, spec.layers, spec.kv_heads, spec.head_dim)
     pool = kvcache.allocate_pool(spec, _blocks(config, layout), config.block_size, dtype, device)
     return TorchRunner(decoder, pool, _card(config, spec, layout))

@@ -25,8 +25,8 @@ class TorchDecoder:
     def __init__(self, spec: DecoderSpec, weights: Weights, dtype: torch.dtype) -> None:
         self.spec = spec
         self.dtype = dtype
-        self._weights = weights
-        self._device = weights["embed.weight"].device
+        self._weights = dict(weights)
+        self._device = self._weights["embed.weight"].device
         self._cos, self._sin = (table.to(self._device) for table in rope_table(spec))
 
     @torch.inference_mode()

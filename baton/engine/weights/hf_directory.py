@@ -1,12 +1,12 @@
 """Loads a Hugging Face directory: one ``model.safetensors``, or shards with ``model.safetensors.index.json``.
 
-Files are memory-mapped and each canonical tensor is filled straight from its sources, so the peak above the weights
-themselves is one tensor.
+Files are memory-mapped and each canonical tensor is filled straight from its sources.
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +18,32 @@ from baton.engine.decoder import Weights
 from baton.engine.models.architecture import SourceTensor, TensorLayout
 from baton.engine.models.registry import by_name
 from baton.engine.spec import DecoderSpec
+from baton.engine.weights.on_demand import OnDemandWeights
 from baton.engine.weights.source import checkpoint_files
 
 _STORED_DTYPES = ("F32", "F16", "BF16")
 
 
-def load_directory(directory: Path, spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> Weights:
-    """Read every tensor that ``spec`` needs as ``dtype`` (float32 or bfloat16) onto ``device``.
+@contextmanager
+def open_directory(
+    directory: Path, spec: DecoderSpec, dtype: torch.dtype, device: torch.device
+) -> Iterator[OnDemandWeights]:
+    """Every tensor that ``spec`` needs, read as ``dtype`` (float32 or bfloat16) onto ``device`` when asked for.
 
-    Raises ModelError naming the file and the tensor when one is missing, unexpected, truncated, or has a shape or
-    stored dtype other than expected.
+    Raises ModelError naming the file and the tensor when one is unexpected, or, on access, when it is missing,
+    truncated, or has a shape or stored dtype other than expected.
     """
     layouts = list(by_name(spec.architecture).tensors(spec))
     with ExitStack() as stack:
         checkpoint = _Checkpoint(directory, stack)
         checkpoint.refuse_unexpected(layouts, spec)
-        return {layout.name: checkpoint.fill(layout, dtype, device) for layout in layouts}
+        yield OnDemandWeights(layouts, lambda layout: checkpoint.fill(layout, dtype, device))
+
+
+def load_directory(directory: Path, spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> Weights:
+    """All of ``open_directory`` at once."""
+    with open_directory(directory, spec, dtype, device) as weights:
+        return dict(weights)
 
 
 class _Checkpoint:

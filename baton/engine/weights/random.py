@@ -7,18 +7,18 @@ import math
 
 import torch
 
-from baton.engine.decoder import Weights
 from baton.engine.models.registry import by_name
 from baton.engine.spec import DecoderSpec
+from baton.engine.weights.on_demand import OnDemandWeights
 
 
-def random_weights(spec: DecoderSpec, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Weights:
+def random_weights(spec: DecoderSpec, dtype: torch.dtype, device: torch.device, seed: int = 0) -> OnDemandWeights:
     """Every canonical tensor of ``spec``: bfloat16 values, widened when ``dtype`` is float32.
 
     Linear weights have variance 1 / inputs, so activations keep their scale through the layers; norms lie around 1.
     """
     layouts = by_name(spec.architecture).tensors(spec)
-    return {layout.name: _draw(layout.name, layout.shape, seed).to(device, dtype) for layout in layouts}
+    return OnDemandWeights(layouts, lambda layout: _draw(layout.name, layout.shape, seed).to(device, dtype))
 
 
 def _draw(name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:

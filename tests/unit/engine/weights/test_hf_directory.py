@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from baton.core.errors import ConfigError, ModelError
 from baton.engine.decoder import Weights
-from baton.engine.weights.load import load_weights
+from baton.engine.weights.load import load_weights, open_weights
 from baton.engine.weights.source import load_spec, preset_names, weights_hash
 
 TINY = Path(__file__).parents[3] / "data" / "tiny"
@@ -87,6 +87,16 @@ def test_shards_give_the_same_weights_as_one_file(model: Path) -> None:
     sharded = load(model)
     assert whole.keys() == sharded.keys()
     assert all(torch.equal(whole[name], sharded[name]) for name in whole)
+
+
+def test_open_weights_are_read_on_access_and_hold_the_same(model: Path) -> None:
+    loaded, spec = load(model), load_spec(model)
+    with open_weights(model, spec, torch.float32) as weights:
+        assert "layers.0.qkv.weight" in weights
+        assert "layers.9.qkv.weight" not in weights
+        assert len(weights) == len(loaded)
+        assert weights["embed.weight"] is not weights["embed.weight"]
+        assert all(torch.equal(weights[name], loaded[name]) for name in weights)
 
 
 def test_names_a_missing_shard(model: Path) -> None:
