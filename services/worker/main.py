@@ -12,6 +12,7 @@ from baton.core.background import background
 from baton.core.clock import Clock
 from baton.core.config import Section
 from baton.core.errors import PeerUnavailable
+from baton.core.memory import keep_large_buffers
 from baton.core.streams import closing
 from baton.core.types import Candidate, DecodeRequest, Role, StopRules, TokenRequest
 from baton.engine.client import EngineClient, spawn_engine
@@ -42,6 +43,7 @@ CATALOGUE_SECONDS = 1.0
 
 
 def main(role: Role, section: Section[WorkerConfig]) -> None:
+    keep_large_buffers()  # KV passes through this process in messages of megabytes
     run_service(f"services.{role.value}", (section, KVTRANSFER, ENGINE, STATE), partial(serve, role, section))
 
 
