@@ -185,14 +185,14 @@ async def run(model: ResolvedModel, repeats: int, threads: int, seed: int) -> di
     }
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.cpu_speed", allow_abbrev=False)
     parser.add_argument("--model", default=models.DEFAULT_MODEL)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--output", type=Path, help="JSON file to write")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     result = asyncio.run(run(models.resolve(arguments.model), arguments.repeats, arguments.threads, arguments.seed))
     if arguments.output:
         arguments.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

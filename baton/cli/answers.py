@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from baton.core.errors import BatonError
 from baton.core.types import FinishReason, GenerateChunk, Placement, TokenLogprob, Usage
+from baton.rpc.errors import status_code
 
 
 @dataclass
@@ -92,7 +93,7 @@ def _logprobs(entries: Sequence[TokenLogprob | None]) -> list[object]:
 def _error(error: BatonError | None) -> dict[str, str] | None:
     if error is None:
         return None
-    return {"code": type(error).__name__, "reason": error.reason, "message": error.message}
+    return {"code": status_code(error).name, "reason": error.reason, "message": error.message}
 
 
 def _rounded(value: float | None) -> float | None:

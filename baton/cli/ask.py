@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
+from baton.cli import answer_file
 from baton.cli.answers import Answer
 from baton.cli.cases import Case
-from baton.cli.terminal import Progress
+from baton.cli.terminal import Progress, printable, say
 from baton.client import Client
 from baton.core.clock import Clock
-from baton.core.errors import BatonError, InvalidRequest
+from baton.core.errors import BatonError
+from baton.core.streams import closing
 from baton.core.types import GenerateChunk, GenerateRequest
 
 
@@ -26,7 +27,7 @@ async def ask(
     client: Client, case: Case, clock: Clock, on_chunk: Callable[[GenerateChunk], None] = _ignore
 ) -> list[Answer]:
     """Stream one request to its end; one answer a choice. A typed error ends up in the answers that lack an end."""
-    answers = [Answer(case.id, index, started=clock.now()) for index in range(case.request.n)]
+    answers = [Answer(case.id, index, started=clock.now()) for index in range(max(1, case.request.n))]
     try:
         async with aclosing(client.stream(case.request)) as chunks:
             async for chunk in chunks:
@@ -40,9 +41,9 @@ async def ask(
 
 
 def print_text(chunk: GenerateChunk) -> None:
-    """Show text as it comes (of the first choice only: several at once cannot be read)."""
+    """Show the first choice's text as it comes; several at once cannot be read."""
     if chunk.index == 0:
-        print(chunk.text, end="", flush=True)
+        print(printable(chunk.text), end="", flush=True)
 
 
 async def ask_and_print(client: Client, request: GenerateRequest, clock: Clock, *, as_json: bool) -> int:
@@ -52,46 +53,43 @@ async def ask_and_print(client: Client, request: GenerateRequest, clock: Clock, 
         for answer in answers:
             print(json.dumps(answer.as_json(), ensure_ascii=False))
     else:
-        print()
-    for answer in answers:
-        if answer.error is not None:
-            print(f"error: {answer.error.reason}: {answer.error.message}", file=sys.stderr)
-            return 1
+        _print_rest(answers)
+    failed = next((answer.error for answer in answers if answer.error is not None), None)
+    if failed is not None:
+        say(f"error: {failed.reason}: {failed.message}")
+        return 1
     return 0
+
+
+def _print_rest(answers: Sequence[Answer]) -> None:
+    """What ``print_text`` did not show: ids where there is no text, and the other choices."""
+    for answer in answers:
+        shown = answer.text if answer.text or not answer.token_ids else ",".join(map(str, answer.token_ids))
+        if answer.index:
+            print(f"\n--- choice {answer.index}\n\n{printable(shown)}")
+        elif answer.text:
+            print()
+        elif shown:
+            print(shown)
 
 
 async def run_cases(client: Client, cases: list[Case], output: Path, concurrency: int, clock: Clock) -> int:
     """Answer every case that ``output`` does not hold yet, appending each answer as it ends. 0: all came through."""
-    done = answered_ids(output)
-    todo = [case for case in cases if case.id not in done]
-    progress, finished, failed = Progress(output.name), len(cases) - len(todo), 0
+    todo = answer_file.take_over(output, cases)
+    progress, finished = Progress(output.name), len(cases) - len(todo)
+    failed: list[Answer] = []
     progress(finished, len(cases))
-    with output.open("a", encoding="utf-8") as lines:
-        async for answers in _concurrently(client, todo, concurrency, clock):
-            for answer in answers:
-                lines.write(json.dumps(answer.as_json(), ensure_ascii=False) + "\n")
-            lines.flush()
+    async with closing(_concurrently(client, todo, concurrency, clock)) as ended:
+        async for answers in ended:
+            answer_file.append(output, answers)
             finished += 1
-            failed += any(answer.error is not None for answer in answers)
+            failed += [answer for answer in answers if answer.error is not None][:1]
             progress(finished, len(cases))
+    if failed:
+        last = failed[-1]
+        reason = f"{last.error.reason}: {last.error.message}" if last.error else ""
+        say(f"{len(failed)} of {len(cases)} cases failed, the last one {last.id}: {reason}")
     return 1 if failed else 0
-
-
-def answered_ids(output: Path) -> set[str]:
-    """Ids of the cases that an earlier, interrupted run has answered without error."""
-    if not output.exists():
-        return set()
-    found: set[str] = set()
-    for line in output.read_text(encoding="utf-8").splitlines():
-        try:
-            answer = json.loads(line)
-            if answer["error"] is None:
-                found.add(answer["id"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise InvalidRequest(
-                f"{output}: holds a line that is no answer; name another file", field="output"
-            ) from error
-    return found
 
 
 async def _concurrently(

@@ -9,14 +9,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from baton.core.errors import InvalidRequest
-from baton.core.types import ChatMessage, GenerateRequest, Sampling, StopRules
+from baton.core.errors import ConfigError, InvalidRequest
+from baton.core.types import ChatMessage, GenerateRequest, Sampling
 
 _PROMPTS = ("prompt_token_ids", "text", "messages")
-_SAMPLING = {f.name for f in dataclasses.fields(Sampling)} - {"seed", "logit_bias"}
-_STOP_RULES = {"min_tokens", "stop_token_ids", "ignore_eos"}
-_DIRECT = {"max_tokens", "seed", "n", "logprobs", "prompt_logprobs", "model", "request_id", "timeout"}
-_KNOWN = {"id", "stop", "logit_bias", *_PROMPTS, *_SAMPLING, *_STOP_RULES, *_DIRECT}
+_KINDS = {"str": (str,), "int": (int,), "float": (int, float), "bool": (bool,)}
+_NAMES = {"str": "a string", "int": "an integer", "float": "a number", "bool": "true or false"}
+_SAMPLING = {f.name: str(f.type) for f in dataclasses.fields(Sampling) if f.name not in ("seed", "logit_bias")}
+_STOP_RULES = {"min_tokens": "int", "ignore_eos": "bool"}
+_DIRECT = {
+    "model": "str",
+    "request_id": "str",
+    "timeout": "float",
+    "max_tokens": "int",
+    "seed": "int",
+    "n": "int",
+    "logprobs": "int",
+    "prompt_logprobs": "int",
+}
+_KNOWN = {"id", "stop", "stop_token_ids", "logit_bias", *_PROMPTS, *_SAMPLING, *_STOP_RULES, *_DIRECT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +38,41 @@ class Case:
 
 def read_cases(path: Path, defaults: GenerateRequest) -> Iterator[Case]:
     """One case a line; blank lines are skipped. InvalidRequest names the line and the field."""
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                yield parse_case(json.loads(line), defaults)
-            except json.JSONDecodeError as error:
-                raise InvalidRequest(f"{path.name} line {number}: not JSON: {error.msg}", field="line") from error
-            except InvalidRequest as error:
-                raise InvalidRequest(f"{path.name} line {number}: {error.message}", field=error.field) from error
+    seen: set[str] = set()
+    try:
+        with path.open(encoding="utf-8", newline="\n") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield _numbered(path, number, line, defaults, seen)
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{path.name}: not UTF-8: {error.reason}", field="line") from error
+    except OSError as error:
+        raise ConfigError(f"generate: --input {path}: cannot be read: {error.strerror}") from error
+
+
+def _numbered(path: Path, number: int, line: str, defaults: GenerateRequest, seen: set[str]) -> Case:
+    """The case of line ``number``; its id joins ``seen``, which must not hold it."""
+    where = f"{path.name} line {number}"
+    try:
+        case = parse_case(json.loads(line, object_pairs_hook=_object), defaults)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{where}: {error.message}", field=error.field) from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{where}: not JSON that can be read: {error}", field="line") from error
+    if case.id in seen:
+        raise InvalidRequest(f"{where}: id: must be unique in the file, got {case.id!r} again", field="id")
+    seen.add(case.id)
+    return case
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """A JSON object whose names differ: of two values for one name, one would be dropped."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidRequest(f"{twice}: appears twice in one object", field=twice)
+    return found
 
 
 def parse_case(document: object, defaults: GenerateRequest) -> Case:
@@ -47,85 +83,93 @@ def parse_case(document: object, defaults: GenerateRequest) -> Case:
     for name in given:
         if name not in _KNOWN:
             raise InvalidRequest(f"{name}: unknown field; known are {', '.join(sorted(_KNOWN))}", field=name)
-    if not isinstance(given.get("id"), str):
-        raise InvalidRequest(f"id: must be a string, got {given.get('id')!r}", field="id")
+    case_id = _checked("id", given.get("id"), "str")
     prompts = [name for name in _PROMPTS if name in given]
     if len(prompts) != 1:
-        raise InvalidRequest(f"prompt: exactly one of {', '.join(_PROMPTS)} is needed, got {prompts or 'none'}")
-    return Case(given["id"], _request(given, defaults))
+        got = " and ".join(prompts) or "none"
+        raise InvalidRequest(f"prompt: must be exactly one of {', '.join(_PROMPTS)}, got {got}", field="prompt")
+    return Case(case_id, _request(given, defaults))
 
 
 def _request(given: dict[str, Any], defaults: GenerateRequest) -> GenerateRequest:
-    try:
-        sampling = {name: value for name, value in given.items() if name in _SAMPLING}
-        if "logit_bias" in given:
-            sampling["logit_bias"] = tuple((int(token), float(bias)) for token, bias in given["logit_bias"].items())
-        rules = {name: value for name, value in given.items() if name in _STOP_RULES}
-        if "stop_token_ids" in rules:
-            rules["stop_token_ids"] = _integers("stop_token_ids", rules["stop_token_ids"])
-        changes = {name: value for name, value in given.items() if name in _DIRECT}
-        changes |= _prompt(given)
-        if "stop" in given:
-            changes["stop_strings"] = _strings("stop", given["stop"])
-        return dataclasses.replace(
-            defaults,
-            sampling=dataclasses.replace(defaults.sampling, **sampling),
-            stop=dataclasses.replace(defaults.stop, **rules),
-            **_typed(changes),
-        )
-    except (TypeError, ValueError, AttributeError) as error:
-        raise InvalidRequest(f"case {given['id']}: {error}") from error
+    sampling, rules, direct = (_group(given, kinds) for kinds in (_SAMPLING, _STOP_RULES, _DIRECT))
+    if "logit_bias" in given:
+        sampling["logit_bias"] = _logit_bias(given["logit_bias"])
+    if "stop_token_ids" in given:
+        rules["stop_token_ids"] = _integers("stop_token_ids", given["stop_token_ids"])
+    if "stop" in given:
+        direct["stop_strings"] = _strings("stop", given["stop"])
+    return dataclasses.replace(
+        defaults,
+        sampling=dataclasses.replace(defaults.sampling, **sampling),
+        stop=dataclasses.replace(defaults.stop, **rules),
+        **direct,
+        **_prompt(given),
+    )
 
 
-def _typed(changes: dict[str, Any]) -> dict[str, Any]:
-    for name in ("max_tokens", "seed", "n", "logprobs", "prompt_logprobs"):
-        value = changes.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise InvalidRequest(f"{name}: must be an integer, got {value!r}", field=name)
-    return changes
+def _group(given: dict[str, Any], kinds: dict[str, str]) -> dict[str, Any]:
+    return {name: _checked(name, given[name], kind) for name, kind in kinds.items() if name in given}
+
+
+def _checked(name: str, value: Any, kind: str) -> Any:
+    """``value``, which must be of ``kind``. (A bool is an int to Python, and to nobody else.)"""
+    if isinstance(value, bool) is not (kind == "bool") or not isinstance(value, _KINDS[kind]):
+        raise InvalidRequest(f"{name}: must be {_NAMES[kind]}, got {_short(value)}", field=name)
+    return value
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _prompt(given: dict[str, Any]) -> dict[str, Any]:
-    cleared: dict[str, Any] = {"text": None, "prompt_token_ids": None, "messages": None}
+    prompt: dict[str, Any] = {"text": None, "prompt_token_ids": None, "messages": None}
     if "text" in given:
-        if not isinstance(given["text"], str):
-            raise InvalidRequest(f"text: must be a string, got {given['text']!r}", field="text")
-        return cleared | {"text": given["text"]}
-    if "prompt_token_ids" in given:
-        return cleared | {"prompt_token_ids": _integers("prompt_token_ids", given["prompt_token_ids"])}
-    messages = given["messages"]
-    if not isinstance(messages, list):
-        raise InvalidRequest(f"messages: must be a list, got {messages!r}", field="messages")
-    entries = cast(list[Any], messages)
-    return cleared | {"messages": tuple(_message(index, entry) for index, entry in enumerate(entries))}
+        prompt["text"] = _checked("text", given["text"], "str")
+    elif "prompt_token_ids" in given:
+        prompt["prompt_token_ids"] = _integers("prompt_token_ids", given["prompt_token_ids"])
+    else:
+        entries = _list("messages", given["messages"])
+        prompt["messages"] = tuple(_message(index, entry) for index, entry in enumerate(entries))
+    return prompt
 
 
 def _message(index: int, entry: Any) -> ChatMessage:
-    if not isinstance(entry, dict) or set(cast(dict[str, Any], entry)) != {"role", "content"}:
-        raise InvalidRequest(f"messages[{index}]: must have exactly role and content, got {entry!r}", field="messages")
-    fields = cast(dict[str, Any], entry)
-    for name in ("role", "content"):
-        if not isinstance(fields[name], str):
-            raise InvalidRequest(f"messages[{index}].{name}: must be a string, got {fields[name]!r}", field="messages")
-    return ChatMessage(fields["role"], fields["content"])
+    where = f"messages[{index}]"
+    fields = cast(dict[str, Any], entry) if isinstance(entry, dict) else {}
+    if set(fields) != {"role", "content"}:
+        raise InvalidRequest(
+            f"{where}: must have exactly role and content, got {_short(cast(object, entry))}", field=where
+        )
+    role, content = (_checked(f"{where}.{name}", fields[name], "str") for name in ("role", "content"))
+    return ChatMessage(role, content)
+
+
+def _list(name: str, value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise InvalidRequest(f"{name}: must be a list, got {_short(value)}", field=name)
+    return cast(list[Any], value)
 
 
 def _integers(name: str, values: Any) -> tuple[int, ...]:
-    listed = cast(list[Any], values) if isinstance(values, list) else None
-    if listed is None or any(isinstance(value, bool) or not isinstance(value, int) for value in listed):
-        raise InvalidRequest(f"{name}: must be a list of integers", field=name)
-    return tuple(listed)
+    return tuple(_checked(f"{name}[{index}]", value, "int") for index, value in enumerate(_list(name, values)))
 
 
 def _strings(name: str, values: Any) -> tuple[str, ...]:
     if isinstance(values, str):
         return (values,)
-    listed: list[object] = cast(list[object], values) if isinstance(values, list) else [values]
-    texts = tuple(value for value in listed if isinstance(value, str))
-    if len(texts) != len(listed):
-        raise InvalidRequest(f"{name}: must be a string or a list of strings, got {values!r}", field=name)
-    return texts
+    return tuple(_checked(f"{name}[{index}]", value, "str") for index, value in enumerate(_list(name, values)))
 
 
-def default_request(model: str, max_tokens: int | None, sampling: Sampling, seed: int | None) -> GenerateRequest:
-    return GenerateRequest(model=model, sampling=sampling, seed=seed, stop=StopRules(), max_tokens=max_tokens)
+def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
+    """An object from token id to bias, as JSON writes it: with the ids as strings."""
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"logit_bias: must be an object, got {_short(value)}", field="logit_bias")
+    found: list[tuple[int, float]] = []
+    for token, bias in cast(dict[str, Any], value).items():
+        if not (token.isascii() and token.isdigit() and len(token) <= 10):
+            raise InvalidRequest(f"logit_bias: must be keyed by token ids, got {_short(token)}", field="logit_bias")
+        found.append((int(token), _checked(f"logit_bias[{token}]", bias, "float")))
+    return tuple(found)

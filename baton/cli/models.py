@@ -9,6 +9,7 @@ from baton.cli.terminal import Progress, say
 from baton.core.errors import ConfigError
 from baton.engine.weights.fetch import DEFAULT_MODEL, KNOWN_MODELS, default_cache_dir, fetch, known_model
 from baton.engine.weights.gguf import convert_weights
+from baton.engine.weights.source import RANDOM_PREFIX, checkpoint_files, load_spec
 from baton.text.gguf_tokenizer import write_tokenizer
 
 __all__ = ["DEFAULT_MODEL", "ResolvedModel", "convert", "fetched", "listing", "resolve"]
@@ -27,11 +28,15 @@ class ResolvedModel:
 
 
 def resolve(model: str, cache: Path = CACHE) -> ResolvedModel:
-    """A known name, a Hugging Face directory, a .gguf file, ``random:CONFIG`` or ``fake``."""
+    """A known name, a Hugging Face directory, a .gguf file, ``random:CONFIG`` or ``fake``.
+
+    Raises ConfigError when it is none of these, ModelError when the model is incomplete or unsupported.
+    """
     if model == "fake":
         return ResolvedModel("fake", "fake", None)
-    if model.startswith("random:"):
-        return ResolvedModel(f"random-{Path(model.partition(':')[2]).stem}", model, None)
+    if model.startswith(RANDOM_PREFIX):
+        load_spec(model)
+        return ResolvedModel(f"random-{Path(model.removeprefix(RANDOM_PREFIX)).stem}", model, None)
     if model in KNOWN_NAMES:
         return _served(model, fetched(model, cache))
     path = Path(model).expanduser()
@@ -70,6 +75,9 @@ def is_complete(directory: Path) -> bool:
 
 
 def _served(name: str, directory: Path) -> ResolvedModel:
+    """Tells a directory that no engine can load before any is started, as far as that costs nothing."""
+    load_spec(directory)
+    checkpoint_files(directory)
     has_tokenizer = (directory / "tokenizer.json").is_file()
     return ResolvedModel(name, str(directory), directory if has_tokenizer else None)
 

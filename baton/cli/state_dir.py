@@ -3,31 +3,49 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import os
+import re
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
 from baton.core.errors import ConfigError
+from baton.core.types import Role
 
 DEFAULT = Path.home() / ".baton"
+PRIVATE = 0o600
+OWN_SECONDS = 1.0  # others hold the lock for an instant when they look
+_OF_A_PROCESS = re.compile(rf"({'|'.join(['redis', *Role])})-\d+\.log")
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchedProcess:
-    """One child of the launcher. ``service`` is its module's last name, or ``redis`` for the embedded server."""
+    """One child of the launcher. ``service`` is its module's last name, or ``redis`` for the embedded server.
+
+    Addresses and epoch are known once the stack is ready.
+    """
 
     service: str
     id: str
     pid: int
     log: str = ""
+    address: str = ""
+    http_address: str = ""
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StackRecord:
-    """A running stack. ``ready`` turns true when the path is warm."""
+    """A running stack. ``ready`` turns true when the path is warm.
+
+    ``gateway_ca`` is a PEM file where the gateway's door has TLS.
+    """
 
     supervisor_pid: int
     gateway: str
@@ -35,12 +53,18 @@ class StackRecord:
     model: str
     state_url: str
     state_password: str
+    state_namespace: str
     processes: tuple[LaunchedProcess, ...] = ()
+    gateway_ca: str = ""
     ready: bool = False
 
 
 class StateDir:
-    """The directory; files in it have mode 0600, itself 0700."""
+    """The directory that ``--state-dir`` names. All files in it have mode 0600.
+
+    A supervisor holds a lock on it for as long as it lives: the kernel frees the lock of a killed one, so a record that
+    it left behind counts for nothing, whoever has its pid by then.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path.expanduser().absolute()
@@ -54,11 +78,48 @@ class StateDir:
         return self.path / "logs"
 
     def prepare(self) -> None:
+        """Make the directories; one that exists keeps its mode."""
         try:
-            self.logs.mkdir(parents=True, exist_ok=True)
-            self.path.chmod(0o700)
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.logs.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"state-dir {self.path}: cannot be made: {error.strerror}") from error
+
+    @contextmanager
+    def owned(self) -> Iterator[None]:
+        """Be the one supervisor of this directory. ConfigError when there is another."""
+        with self._open_lock("a+") as lock:
+            deadline = time.monotonic() + OWN_SECONDS
+            while not _locked(lock, fcntl.LOCK_EX):
+                if time.monotonic() > deadline:
+                    raise ConfigError(f"state-dir {self.path}: a stack runs here already (pid {self.supervisor()})")
+                time.sleep(0.01)
+            lock.truncate(0)
+            lock.write(str(os.getpid()))
+            lock.flush()
+            for stale in self.logs.glob("*.log"):
+                if _OF_A_PROCESS.fullmatch(stale.name):
+                    stale.unlink()
+            try:
+                yield
+            finally:
+                self.record_path.unlink(missing_ok=True)
+
+    def supervisor(self) -> int | None:
+        """The pid of the supervisor; None when none lives."""
+        try:
+            lock = self._open_lock("r")
+        except ConfigError:
+            return None
+        with lock:
+            pid = lock.read()
+            return None if _locked(lock, fcntl.LOCK_SH) or not pid.isdigit() else int(pid)
+
+    def _open_lock(self, mode: str) -> IO[str]:
+        try:
+            return open(self.path / "lock", mode, opener=_private, encoding="ascii")
+        except OSError as error:
+            raise ConfigError(f"state-dir {self.path}: cannot be used: {error.strerror}") from error
 
     def write(self, record: StackRecord) -> None:
         self.write_private("stack.json", json.dumps(dataclasses.asdict(record), indent=1))
@@ -72,17 +133,24 @@ class StateDir:
         Path(temporary).replace(target)
         return target
 
+    def new_log(self, process_id: str) -> IO[bytes]:
+        """An empty log file of mode 0600, open for writing."""
+        path = self.logs / f"{process_id}.log"
+        path.unlink(missing_ok=True)
+        return open(path, "wb", opener=_private)
+
     def find(self) -> StackRecord | None:
-        """The stack recorded here if its supervisor lives; a record left by a killed one counts as none."""
+        """The stack recorded here, if its supervisor lives."""
+        if self.supervisor() is None:
+            return None
         try:
             fields = cast(dict[str, Any], json.loads(self.record_path.read_text(encoding="utf-8")))
             fields["processes"] = tuple(LaunchedProcess(**entry) for entry in fields["processes"])
-            record = StackRecord(**fields)
+            return StackRecord(**fields)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{self.record_path}: not readable as a stack record: {error}") from error
-        return record if is_alive(record.supervisor_pid) else None
 
     def read(self) -> StackRecord:
         record = self.find()
@@ -90,8 +158,18 @@ class StateDir:
             raise ConfigError(f"nothing runs under {self.path}: start it with `baton up --state-dir {self.path}`")
         return record
 
-    def clear(self) -> None:
-        self.record_path.unlink(missing_ok=True)
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, PRIVATE)
+
+
+def _locked(file: IO[str], kind: int) -> bool:
+    """Take the lock, which lasts until ``file`` is closed; False when another has it."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def is_alive(pid: int) -> bool:

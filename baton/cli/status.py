@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import urllib.error
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
@@ -15,10 +18,14 @@ from baton.state.config import StateConfig
 from baton.state.redis_client import connect
 from baton.state.registry import RedisRegistry
 
+PROBE_SECONDS = 1.0
+
 
 async def registered(record: StackRecord) -> dict[str, ProcessRecord]:
     """The registry's records by process id; empty when Redis is away."""
-    config = StateConfig(url=record.state_url, password=record.state_password, timeout_ms=1000)
+    config = StateConfig(
+        url=record.state_url, password=record.state_password, namespace=record.state_namespace, timeout_ms=1000
+    )
     async with connect(config) as client:
         try:
             return {found.id: found for found in await RedisRegistry(client, config).processes()}
@@ -29,19 +36,23 @@ async def registered(record: StackRecord) -> dict[str, ProcessRecord]:
 async def entries(record: StackRecord) -> list[dict[str, object]]:
     """One JSON object a process, in the form of ``baton status --json``."""
     known = await registered(record)
-    return [_entry(process, known.get(process.id)) for process in record.processes]
+    found = [known.get(process.id) for process in record.processes]
+    # An id of an earlier process, whose lease has not ended yet, says nothing about this one.
+    mine = [f if f and f.pid == p.pid else None for f, p in zip(found, record.processes, strict=True)]
+    states = await asyncio.gather(*(_state(*pair) for pair in zip(record.processes, mine, strict=True)))
+    return [_entry(*known) for known in zip(record.processes, mine, states, strict=True)]
 
 
-def _entry(process: LaunchedProcess, found: ProcessRecord | None) -> dict[str, object]:
+def _entry(process: LaunchedProcess, found: ProcessRecord | None, state: WorkerState) -> dict[str, object]:
     entry: dict[str, object] = {
         "service": process.service,
         "role": found.role.value if found else process.service,
         "id": process.id,
-        "epoch": found.epoch if found else 0,
+        "epoch": found.epoch if found else process.epoch,
         "pid": process.pid,
-        "address": found.address if found else "",
-        "http_address": found.http_address if found else "",
-        "state": _state(process, found),
+        "address": found.address if found else process.address,
+        "http_address": found.http_address if found else process.http_address,
+        "state": state.value,
         "resident_mb": round(sum(resident_mb(pid) for pid in family(process.pid)), 1),
         "log": process.log,
     }
@@ -52,12 +63,28 @@ def _entry(process: LaunchedProcess, found: ProcessRecord | None) -> dict[str, o
     return entry
 
 
-def _state(process: LaunchedProcess, found: ProcessRecord | None) -> str:
+async def _state(process: LaunchedProcess, found: ProcessRecord | None) -> WorkerState:
     if not is_alive(process.pid):
-        return WorkerState.DEAD.value
-    if found is None:
-        return (WorkerState.READY if process.service == "redis" else WorkerState.LOADING).value
-    return found.state.value
+        return WorkerState.DEAD
+    if found is not None:
+        return found.state
+    if process.service == "redis":
+        return WorkerState.READY
+    if not process.http_address:
+        return WorkerState.LOADING  # it has not registered yet
+    return await asyncio.to_thread(_asked_itself, process.http_address)
+
+
+def _asked_itself(http_address: str) -> WorkerState:
+    """What a process says of itself, for those that Redis does not know (any more); one that is silent is dead."""
+    try:
+        with urllib.request.urlopen(f"http://{http_address}/readyz", timeout=PROBE_SECONDS):
+            return WorkerState.READY
+    except urllib.error.HTTPError as error:
+        said = error.read().decode(errors="replace").strip()
+        return WorkerState(said) if said in set(WorkerState) else WorkerState.LOADING
+    except OSError:
+        return WorkerState.DEAD
 
 
 def _load(stats: EngineStats) -> dict[str, object]:
@@ -106,5 +133,7 @@ def as_table(processes: Sequence[dict[str, object]]) -> str:
         running = f"{entry['running']}+{entry['queued']}" if "running" in entry else ""
         shown = [str(entry[name]) for name in ("id", "state", "pid", "address", "http_address", "resident_mb")]
         rows.append([*shown, running, load])
-    header = ["process", "state", "pid", "address", "http", "MB", "running+queued", "blocks held/cached/free"]
+        rate = f"{entry['tokens_per_second']}" if "tokens_per_second" in entry else ""
+        rows[-1].append(rate)
+    header = ["process", "state", "pid", "address", "http", "MB", "running+queued", "blocks held/cached/free", "tok/s"]
     return table(header, rows)

@@ -5,10 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+_CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
 
 def say(text: str) -> None:
     """One line of progress."""
     print(text, file=sys.stderr, flush=True)
+
+
+def printable(text: str) -> str:
+    """``text`` as it may go to a terminal: without the control characters that a model could steer it with."""
+    return text.translate(_CONTROLS) if sys.stdout.isatty() else text
 
 
 class Progress:

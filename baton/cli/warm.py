@@ -7,17 +7,19 @@ import asyncio
 from baton.client import Client
 from baton.core.errors import Overloaded, PeerUnavailable, UnknownModel
 from baton.core.types import GenerateRequest, Placement, PrefillMode
+from baton.rpc.channels import ClientTls
 
 WARM_SECONDS = 60.0
 PAUSE_SECONDS = 0.05
+OUTPUT_TOKENS = 2
 PATIENCE = 40  # tries until a request that should be prefilled elsewhere is; then the path counts as warm as it is
 
 
-async def warm_path(address: str, key: str, model: str, *, remote_tokens: int) -> None:
+async def warm_path(address: str, key: str, model: str, *, remote_tokens: int, tls: ClientTls | None = None) -> None:
     """Ask for two tokens until the answer comes, and, with ``remote_tokens``, until a prompt of that length goes to a
-    prefill worker. PeerUnavailable when no answer comes within a minute.
+    prefill worker (unless none of that length fits the model). PeerUnavailable when no answer comes within a minute.
     """
-    async with Client(address, key) as client:
+    async with Client(address, key, tls) as client:
         try:
             async with asyncio.timeout(WARM_SECONDS):
                 await _warm(client, model, remote_tokens)
@@ -27,7 +29,8 @@ async def warm_path(address: str, key: str, model: str, *, remote_tokens: int) -
 
 async def _warm(client: Client, model: str, remote_tokens: int) -> None:
     await _until_answered(client, model, tokens=4)
-    for attempt in range(PATIENCE if remote_tokens else 0):
+    fits = remote_tokens + PATIENCE + OUTPUT_TOKENS <= (await client.model(model)).context_length
+    for attempt in range(PATIENCE if remote_tokens and fits else 0):
         placement = await _until_answered(client, model, tokens=remote_tokens + attempt)
         if placement.prefill_mode is PrefillMode.REMOTE:
             return
@@ -46,7 +49,7 @@ async def _until_answered(client: Client, model: str, tokens: int) -> Placement:
 async def _ask(client: Client, model: str, tokens: int) -> Placement:
     placement = Placement()
     prompt = tuple(1 + (index * 7 + tokens) % 200 for index in range(tokens))
-    request = GenerateRequest(model=model, prompt_token_ids=prompt, max_tokens=2, timeout=WARM_SECONDS)
+    request = GenerateRequest(model=model, prompt_token_ids=prompt, max_tokens=OUTPUT_TOKENS, timeout=WARM_SECONDS)
     async for chunk in client.stream(request):
         placement = chunk.placement or placement
     return placement

@@ -8,6 +8,7 @@ environment, ``--set engine.dtype=float32`` as a flag. An unknown section or key
 from __future__ import annotations
 
 import dataclasses
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from baton.core.errors import ConfigError
 
 SECTIONS = ("gateway", "planner", "prefill", "decode", "kvtransfer", "engine", "state")
 ENVIRONMENT_PREFIX = "BATON_"
+
+_URL_PASSWORD = re.compile(r"(\w+://[^/@:]*:)[^@]+@")
 
 T = TypeVar("T")
 
@@ -99,6 +102,10 @@ class Settings:
         layers = file_settings(file) if file is not None else []
         return cls([*layers, *environment_settings(environ), *flag_settings(flags)])
 
+    def has(self, section: str, key: str) -> bool:
+        """Whether any layer sets the key."""
+        return any((s.section, s.key) == (section, key) for s in self._settings)
+
     def fill(self, section: Section[T]) -> T:
         """The section's dataclass with every layer applied."""
         return _fill(section, [s for s in self._settings if s.section == section.name])
@@ -165,13 +172,20 @@ def _as_text(value: object) -> str:
     return ",".join(map(str, cast(list[object], value))) if isinstance(value, list) else str(value)
 
 
+def mask_password(url: str) -> str:
+    """``url`` with *** for the password in it; any other text as it is."""
+    return _URL_PASSWORD.sub(r"\1***@", url)
+
+
 def describe(name: str, section: object) -> str:
-    """The section as TOML with its final values; secrets are masked."""
+    """The section as TOML with its final values; secrets and passwords inside URLs are masked."""
     lines = [f"[{name}]"]
     for field in dataclasses.fields(section):  # type: ignore[arg-type]
         value = getattr(section, field.name)
         if field.metadata.get("secret"):
             value = "***" if value else ""
+        elif isinstance(value, str):
+            value = mask_password(value)
         lines.append(f"{field.name} = {_toml(value)}")
     return "\n".join(lines) + "\n"
 

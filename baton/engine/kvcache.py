@@ -36,8 +36,8 @@ def allocate_pool(
     needed, available = blocks * block_bytes(spec, block_size, dtype), available_bytes(device)
     if needed > available:
         raise ConfigError(
-            f"engine: a KV pool of {blocks} blocks of {block_size} tokens needs {needed} bytes, "
-            f"available on {device.type}: {available:.0f}"
+            f"engine.kv_cache_mb (or engine.kv_blocks): must fit the {available / 1e6:.0f} MB available on "
+            f"{device.type}, got {needed / 1e6:.0f} MB for {blocks} blocks of {block_size} tokens"
         )
     shape = (blocks, spec.layers, 2, spec.kv_heads, block_size, spec.head_dim)
     return torch.zeros(shape, dtype=dtype, device=device)

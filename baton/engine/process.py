@@ -44,7 +44,12 @@ def fake_runner(config: EngineConfig) -> FakeRunner:
     blocks = config.kv_blocks or (config.kv_cache_mb << 20) // card.format.block_bytes
     if blocks < 1:
         raise ConfigError(f"engine.kv_cache_mb must hold at least one block, got {config.kv_cache_mb}")
-    return FakeRunner(card, blocks, step_seconds=config.fake_step_ms / 1000)
+    try:
+        return FakeRunner(card, blocks, step_seconds=config.fake_step_ms / 1000)
+    except MemoryError as error:
+        raise ConfigError(
+            f"engine.kv_cache_mb (or engine.kv_blocks): must fit the memory of this machine, got {blocks} blocks"
+        ) from error
 
 
 def load_runner(config: EngineConfig, report: Callable[[str], None]) -> Runner:

@@ -8,12 +8,12 @@ timeout is the call's deadline, not part of a message.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from baton.core.errors import InvalidRequest
 from baton.core.types import ChatMessage, GenerateChunk, GenerateRequest, ModelInfo, Sampling, StopRules
-from baton.rpc.wire.guard import encodes, require
+from baton.rpc.wire.guard import Bounded, encodes, require
 from baton.rpc.wire.types import (
     finish_from_wire,
     finish_to_wire,
@@ -74,7 +74,30 @@ def _options_from_wire(message: pb.GenerateOptions) -> GenerateRequest:
     )
 
 
-@encodes("GenerateRequest")
+_COUNT = (0, 2**31 - 1)
+_POSITIVE = (1, 2**31 - 1)
+_UINT32 = (0, 2**32 - 1)
+_UINT64 = (0, 2**64 - 1)
+
+
+def _integers(request: GenerateRequest) -> Iterator[Bounded]:
+    """Every integer of a request, with what its field in gateway.proto and types.proto can mean."""
+    sampling, stop = request.sampling, request.stop
+    yield Bounded("top_k", sampling.top_k, *_COUNT)
+    yield Bounded("seed", sampling.seed if request.seed is None else request.seed, *_UINT64)
+    yield Bounded("max_tokens", stop.max_tokens if request.max_tokens is None else request.max_tokens, *_POSITIVE)
+    yield Bounded("min_tokens", stop.min_tokens, *_COUNT)
+    yield Bounded("n", request.n, *_POSITIVE)
+    yield Bounded("logprobs", request.logprobs or 0, *_COUNT)
+    yield Bounded("prompt_logprobs", request.prompt_logprobs or 0, *_COUNT)
+    lists = {"prompt_token_ids": request.prompt_token_ids or (), "stop_token_ids": stop.stop_token_ids}
+    lists |= {"logit_bias": tuple(token_id for token_id, _ in sampling.logit_bias)}
+    lists |= {f"resume[{choice}]": token_ids for choice, token_ids in enumerate(request.resume)}
+    for name, values in lists.items():
+        yield from (Bounded(f"{name}[{index}]", value, *_UINT32) for index, value in enumerate(values))
+
+
+@encodes("GenerateRequest", _integers)
 def generate_to_wire(request: GenerateRequest) -> pb.GenerateRequest:
     """For a request with ``text`` or ``prompt_token_ids``."""
     message = pb.GenerateRequest(model=request.model, options=_options_to_wire(request))
@@ -96,7 +119,7 @@ def generate_from_wire(message: pb.GenerateRequest, timeout: float | None = None
     )
 
 
-@encodes("ChatRequest")
+@encodes("ChatRequest", _integers)
 def chat_to_wire(request: GenerateRequest) -> pb.ChatRequest:
     """For a request with ``messages``."""
     return pb.ChatRequest(

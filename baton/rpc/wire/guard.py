@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
@@ -14,10 +15,23 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def encodes(message: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """An integer that goes into a field of the wire, and what the field can hold."""
+
+    field: str
+    value: int
+    low: int
+    high: int
+
+
+def encodes(
+    message: str, integers: Callable[P, Iterable[Bounded]] | None = None
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """For requests: a value that does not fit its field (say, a negative token id) is the caller's mistake.
 
-    Answers have no such guard: there it is a bug of ours and travels as one.
+    ``integers`` lists what the error can name; it is called with the same arguments, after a failure only. Answers have
+    no such guard: there it is a bug of ours and travels as one.
     """
 
     def decorate(encode: Callable[P, T]) -> Callable[P, T]:
@@ -25,7 +39,12 @@ def encodes(message: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
         def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
             try:
                 return encode(*args, **kwargs)
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, OverflowError) as error:
+                named = integers(*args, **kwargs) if integers is not None else ()
+                for one in named:
+                    if not one.low <= one.value <= one.high:
+                        limit = f"must be between {one.low} and {one.high}"
+                        raise InvalidRequest.out_of_range(one.field, one.value, limit) from error
                 raise InvalidRequest(f"{message} cannot be sent: {error}", field=message) from error
 
         return guarded

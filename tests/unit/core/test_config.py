@@ -72,3 +72,9 @@ def test_secrets_never_show() -> None:
 def test_settings_survive_the_way_to_a_child() -> None:
     settings = Settings.read(file=None, environ={}, flags=["engine.names=a,b", "engine.enabled=true"])
     assert Settings.read(file=None, environ={}, flags=settings.as_flags()).fill(ENGINE) == settings.fill(ENGINE)
+
+
+def test_a_password_inside_a_url_never_shows() -> None:
+    shown = describe("engine", Sample(dtype="redis://worker:hush@127.0.0.1:6379/0"))
+    assert 'dtype = "redis://worker:***@127.0.0.1:6379/0"' in shown
+    assert "redis://127.0.0.1:6379/0" in describe("engine", Sample(dtype="redis://127.0.0.1:6379/0"))

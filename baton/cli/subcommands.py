@@ -1,0 +1,37 @@
+"""Commands below a command line, and the types of their options."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+
+Run = Callable[[argparse.Namespace, Sequence[str]], int]
+
+
+class Commands:
+    """The choices that follow ``parser``. Options are never abbreviated: a misspelt one is an error."""
+
+    def __init__(self, parser: argparse.ArgumentParser, metavar: str = "COMMAND") -> None:
+        self._choices = parser.add_subparsers(required=True, metavar=metavar)
+
+    def add(self, name: str, help: str, run: Run | None = None) -> argparse.ArgumentParser:
+        """``run`` gets the parsed arguments and the words they were parsed from; it returns the exit status."""
+        parser = self._choices.add_parser(name, help=help, description=help, allow_abbrev=False)
+        if run is not None:
+            parser.set_defaults(run=run)
+        return parser
+
+
+def integer(low: int, high: int) -> Callable[[str], int]:
+    """A type for options that take a whole number from ``low`` to ``high``."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = None
+        if value is None or not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"must be an integer from {low} to {high}, got {text!r}")
+        return value
+
+    return parse
