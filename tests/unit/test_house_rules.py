@@ -74,3 +74,34 @@ def test_the_nesting_measure_counts_blocks() -> None:
     function = tree.body[0]
     assert isinstance(function, ast.FunctionDef)
     assert nesting(function) == 3
+
+
+def test_no_class_is_named_after_nothing() -> None:
+    empty = ("Manager", "Helper", "Util", "Utils", "Misc")
+    classes = {
+        f"{path.relative_to(ROOT)}: {node.name}"
+        for path in sources("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef) and node.name.endswith(empty)
+    }
+    files = {str(path.relative_to(ROOT)) for path in sources("*.py") if path.stem.title().endswith(empty)}
+    assert classes | files == set()
+
+
+def looks_up_a_variable(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call):
+        return ast.unparse(node.func) in {"os.environ.get", "os.getenv"}
+    return (
+        isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and ast.unparse(node.value) == "os.environ"
+    )
+
+
+def test_settings_come_from_the_configuration_only() -> None:
+    """The environment as a whole may be handed on; no code but the configuration looks up a variable in it."""
+    lookups = {
+        f"{path.relative_to(ROOT)}:{ast.unparse(node)}"
+        for path in sources("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if looks_up_a_variable(node)
+    }
+    assert lookups == set()
