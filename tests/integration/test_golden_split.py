@@ -76,6 +76,16 @@ def test_smollm2_goldens_are_exact_over_the_split_path(smollm2_directory: Path) 
     asyncio.run(main())
 
 
+@pytest.mark.slow
+def test_qwen_coder_goldens_are_exact_over_the_split_path(qwen_coder_directory: Path) -> None:
+    async def main() -> None:
+        goldens = read_goldens(DATA / "qwen2.5-coder-0.5b-instruct.jsonl")
+        async with running_stack(str(qwen_coder_directory), *ALWAYS_REMOTE, "engine.kv_cache_mb=512") as running:
+            await assert_exact_over_the_split_path(running, goldens)
+
+    asyncio.run(main())
+
+
 async def assert_texts_and_messages_give_the_same(running: RunningStack, goldens: list[Golden]) -> None:
     for golden in goldens:
         request = replace(golden.by_ids(), prompt_token_ids=None, messages=golden.messages, text=golden.text)
