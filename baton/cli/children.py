@@ -17,9 +17,12 @@ from typing import Any, cast
 from baton.cli.models import ResolvedModel
 from baton.cli.state_dir import StateDir
 from baton.cli.terminal import say
+from baton.core.config import environment_settings, file_settings
 from baton.core.types import Role
 
 STOP_SECONDS = 10.0
+# On a few shared cores a healthy planner or Redis may wait for its turn longer than a server's budgets allow.
+LOCAL_DEFAULTS = ("gateway.planner_budget_ms=200", "state.timeout_ms=250")
 REDIS_ID = "redis-0"
 
 
@@ -76,7 +79,7 @@ def started(
 
 def _command(plan: StackPlan, role: Role, process_id: str, settings: Sequence[str], keys_file: Path) -> list[str]:
     package = "gateway" if role is Role.GATEWAY else f"services.{role.value}"
-    given = [*settings, f"engine.device={plan.device}"]
+    given = [*_local_defaults(plan.config), *settings, f"engine.device={plan.device}"]
     given += [f"engine.model={plan.model.engine_model}", f"engine.served_name={plan.model.name}"]
     if role is Role.GATEWAY:
         given += [f"gateway.keys_file={keys_file}"]
@@ -85,6 +88,13 @@ def _command(plan: StackPlan, role: Role, process_id: str, settings: Sequence[st
     command = [sys.executable, "-m", package, "--id", process_id, "--parent-pid", str(os.getpid())]
     command += ["--config", str(plan.config)] if plan.config else []
     return command + [part for setting in [*given, *plan.flags] for part in ("--set", setting)]
+
+
+def _local_defaults(config: Path | None) -> list[str]:
+    """The launcher's own defaults, but for keys that the user's file or environment sets."""
+    layers = [*(file_settings(config) if config else ()), *environment_settings(os.environ)]
+    taken = {f"{setting.section}.{setting.key}" for setting in layers}
+    return [flag for flag in LOCAL_DEFAULTS if flag.partition("=")[0] not in taken]
 
 
 def _stop(children: Sequence[Child]) -> None:

@@ -18,7 +18,7 @@ class LinkPolicy:
     """Bounds of a link, in seconds. Both ends of a fleet should use the same."""
 
     heartbeat: float = 0.25
-    silence: float = 1.0  # nothing heard, not even the welcome: the worker is stopped, or gone without a goodbye
+    silence: float = 2.0  # nothing heard, not even the welcome: the worker is stopped, or gone without a goodbye
     gateway_silence: float = 5.0  # the same for the worker's view: to be wrong would cost every stream of the gateway
     stall: float = 10.0  # work in the engine but no step: a hung device. Above the longest step (a chunk of a prompt)
     idle_reader: float = 30.0  # chunks wait and nobody takes any: the consumer is cancelled

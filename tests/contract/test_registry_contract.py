@@ -87,7 +87,7 @@ def test_record_vanishes_when_its_lease_ends(check: Callable[..., None]) -> None
     async def body(registry: RegistryApi) -> None:
         await registry.register(RECORD, 0.02)
         async with asyncio.timeout(10):
-            while await registry.processes():  # noqa: ASYNC110 - the lease ends by the server's clock
+            while await registry.processes():
                 await asyncio.sleep(0.005)
 
     check(body)
