@@ -1,33 +1,12 @@
-"""Writes a directory beside its final place and moves it there whole, so that nobody sees half of one."""
+"""Writes a file beside its final place and moves it there whole, so that nobody sees half of one."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-
-@contextmanager
-def staged(directory: Path) -> Iterator[Path]:
-    """An empty directory that becomes ``directory`` when the block ends, and disappears when it raises.
-
-    When another process was faster, its result stands and ours is dropped.
-    """
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-    try:
-        yield staging
-        staging.chmod(0o755)  # mkdtemp makes it private
-        try:
-            staging.rename(directory)
-        except OSError:
-            if not directory.is_dir():
-                raise
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 @contextmanager
