@@ -38,7 +38,9 @@ class Door:
                 raise Overloaded("full")
             for index in range(request.n):
                 done = Usage(completion_tokens=1)
-                yield GenerateChunk("r", index, token_ids=(number,), text="\u2028", finish=FinishReason.STOP, usage=done)
+                yield GenerateChunk(
+                    "r", index, token_ids=(number,), text="\u2028", finish=FinishReason.STOP, usage=done
+                )
         finally:
             self.running -= 1
 
