@@ -23,7 +23,7 @@ struct Queries {
   int group;
   int first_position;  // of token 0
   int window;          // positions a token sees, itself included
-  float scale;
+  float scale;         // of a score, times log2(e): weights are powers of two
   Store* out;  // token t, head g of the group: out + t * out_stride + g * head_dim
   ptrdiff_t out_stride;
 
@@ -59,7 +59,7 @@ struct AttentionScratch {
 };
 
 // Turns one row's scores of a tile into weights, and rescales what the row has gathered so far. Lanes outside
-// [begin, end) are invisible.
+// [begin, end) are invisible; their scores may be anything.
 template <class E>
 void weigh(const Queries<E>& queries, const AttentionScratch<E>& scratch, int row, int begin, int end, int panels,
            const float* scores, typename E::Store* weights) {
@@ -67,17 +67,18 @@ void weigh(const Queries<E>& queries, const AttentionScratch<E>& scratch, int ro
     for (int v = 0; v < kPanelVectors; ++v) E::store(weights + v * kLanes, zero());
     return;
   }
-  const F16 scale = splat(queries.scale);
   const F16 hidden = splat(-std::numeric_limits<float>::infinity());
   F16 score[kPanelVectors];
   for (int v = 0; v < kPanelVectors; ++v) {
-    score[v] = multiply(load(scores + v * kLanes), scale);
+    score[v] = load(scores + v * kLanes);
     if (begin > 0 || end < kTilePositions) score[v] = keep_lanes(score[v], begin - v * kLanes, end - v * kLanes, hidden);
   }
   const float before = scratch.maxima[row];
   const float here = lane_maximum(maximum(maximum(score[0], score[1]), maximum(score[2], score[3])));
   const float now = std::max(before, here);
-  for (F16& part : score) part = exponential(subtract(part, splat(now)));
+  const F16 scale = splat(queries.scale);
+  const F16 shift = splat(-now * queries.scale);
+  for (F16& part : score) part = exp2_downward(multiply_add(part, scale, shift));
   for (int v = 0; v < kPanelVectors; ++v) E::store(weights + v * kLanes, score[v]);
   float* total = scratch.totals + row * kLanes;
   const F16 sum = add(add(score[0], score[1]), add(score[2], score[3]));
@@ -85,7 +86,7 @@ void weigh(const Queries<E>& queries, const AttentionScratch<E>& scratch, int ro
     store(total, add(load(total), sum));
     return;
   }
-  const F16 shrink = exponential(splat(before - now));
+  const F16 shrink = exp2_downward(splat((before - now) * queries.scale));
   scratch.maxima[row] = now;
   store(total, add(multiply(load(total), shrink), sum));
   for (int p = 0; p < panels; ++p) {
@@ -94,13 +95,15 @@ void weigh(const Queries<E>& queries, const AttentionScratch<E>& scratch, int ro
   }
 }
 
-// A kernel call that fetches a part of the next tile every quarter of its way, while there is something to fetch.
+// A tile of a product that fetches a part of the next KV tile every quarter of its way, while there is something to
+// fetch. `a` has rows of `a_stride` words.
 template <class E>
-void multiply_fetching(TileFunction kernel, const uint32_t* a, ptrdiff_t a_stride, const uint32_t* b, int steps,
-                       float* out, TileFetch<E>& fetch) {
-  const int piece = fetch.done() ? steps : steps / 4;
+void multiply_fetching(Sums begin, int rows, int vectors, const uint32_t* a, ptrdiff_t a_stride, const uint32_t* b,
+                       int steps, float* out, TileFetch<E>& fetch) {
+  const int piece = fetch.done() ? steps : (steps + 3) / 4;
   for (int s = 0; s < steps; s += piece) {
-    kernel(a + s, a_stride, b + s * kPanelColumns, piece, out, Ahead{});
+    const auto kernel = tile_function<E>(s == 0 ? begin : Sums::kContinued, rows, vectors);
+    kernel(a + s, a_stride, b + s * kPanelColumns, std::min(piece, steps - s), out, Ahead{});
     fetch.part();
   }
 }
@@ -109,26 +112,29 @@ void multiply_fetching(TileFunction kernel, const uint32_t* a, ptrdiff_t a_strid
 template <class E>
 void attend_tile(const Queries<E>& queries, const AttentionScratch<E>& scratch, int head_dim, int tile, int first,
                  int count, TileFetch<E>& fetch) {
-  if (queries.position(first + count - 1) < tile) return;
+  const int visible = std::min(kTilePositions, queries.position(first + count - 1) + 1 - tile);
+  if (visible <= 0) return;
   if (queries.position(first) - queries.window >= tile + kTilePositions - 1) return;
   const int depth = head_dim / E::kPerWord;
-  const int panels = panel_count(head_dim);
   alignas(64) float scores[kTileRows * kPanelColumns];
   alignas(64) typename E::Store weights[kTileRows * kTilePositions];
-  std::memset(scores, 0, count * kPanelColumns * sizeof(float));
   const uint32_t* words = as_words(queries.values) + static_cast<ptrdiff_t>(first) * depth;
-  multiply_fetching<E>(tile_function<E>(count, kPanelVectors), words, depth, scratch.keys, depth, scores, fetch);
+  multiply_fetching<E>(Sums::kFresh, count, (visible + kLanes - 1) / kLanes, words, depth, scratch.keys, depth, scores,
+                       fetch);
+  const int panels = panel_count(head_dim);
   for (int i = 0; i < count; ++i) {
     const int end = queries.position(first + i) + 1 - tile;
     const int begin = end - queries.window;
     weigh<E>(queries, scratch, first + i, std::max(begin, 0), std::min(end, kTilePositions), panels,
              scores + i * kPanelColumns, weights + i * kTilePositions);
   }
-  constexpr int steps = kTilePositions / E::kPerWord;
+  // Weights past the visible positions are zero, so leaving them out changes no sum.
+  constexpr int tile_steps = kTilePositions / E::kPerWord;
+  const int steps = (visible + E::kPerWord - 1) / E::kPerWord;
   for (int p = 0; p < panels; ++p) {
     float* sums = scratch.sums + (static_cast<size_t>(p) * queries.rows() + first) * kPanelColumns;
-    multiply_fetching<E>(tile_function<E>(count, vectors_of_panel(head_dim, p)), as_words(weights), steps,
-                         scratch.values + p * steps * kPanelColumns, steps, sums, fetch);
+    multiply_fetching<E>(Sums::kContinued, count, vectors_of_panel(head_dim, p), as_words(weights), tile_steps,
+                         scratch.values + p * tile_steps * kPanelColumns, steps, sums, fetch);
   }
 }
 

@@ -127,7 +127,7 @@ class Forward {
     const AttentionTask& task = tasks_[index];
     const AttentionTask& next = tasks_[std::min<size_t>(index + me.team_size(), tasks_.size() - 1)];
     const int dim = shape_.head_dim;
-    const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
+    const float scale = 1.44269504f / std::sqrt(static_cast<float>(dim));
     Store* out = scratch_.attended + static_cast<ptrdiff_t>(task.first_row) * q_size_ + task.kv_head * group_ * dim;
     const Queries<E> rows = {queries(task.kv_head, task.first_row), task.rows, group_,
                              step_.positions[task.first_row], shape_.window, scale, out, q_size_};

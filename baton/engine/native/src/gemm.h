@@ -25,14 +25,19 @@ struct Ahead {
   int lines = 0;
 };
 
-// out[i][0 .. 16 * Vectors) += sum over s of words(row i, s) * b(s, column); out has a row stride of 64.
-template <class E, int Rows, int Vectors>
+// Whether a kernel's sums begin at zero or at what `out` holds.
+enum class Sums { kFresh, kContinued };
+
+// out[i][0 .. 16 * Vectors) = begin + sum over s of words(row i, s) * b(s, column); out has a row stride of 64.
+template <class E, Sums Begin, int Rows, int Vectors>
 void tile_part(const uint32_t* a, ptrdiff_t a_stride, const uint32_t* b, int steps, float* out, Ahead ahead) {
   F16 sum[Rows][Vectors];
 #pragma GCC unroll 8
   for (int i = 0; i < Rows; ++i) {
 #pragma GCC unroll 4
-    for (int v = 0; v < Vectors; ++v) sum[i][v] = load(out + i * kPanelColumns + v * kLanes);
+    for (int v = 0; v < Vectors; ++v) {
+      sum[i][v] = Begin == Sums::kFresh ? zero() : load(out + i * kPanelColumns + v * kLanes);
+    }
   }
   for (int s = 0; s < steps; ++s) {
     W16 weights[Vectors];
@@ -56,30 +61,31 @@ void tile_part(const uint32_t* a, ptrdiff_t a_stride, const uint32_t* b, int ste
 }
 
 // Splits a tile so that its accumulators fit the registers.
-template <class E, int Rows, int Vectors>
+template <class E, Sums Begin, int Rows, int Vectors>
 void tile(const uint32_t* a, ptrdiff_t a_stride, const uint32_t* b, int steps, float* out, Ahead ahead) {
   constexpr int fitting = std::max(1, (kRegisters - 2) / (Rows + 1));
   constexpr int width = std::min(Vectors, fitting);
-  tile_part<E, Rows, width>(a, a_stride, b, steps, out, ahead);
+  tile_part<E, Begin, Rows, width>(a, a_stride, b, steps, out, ahead);
   if constexpr (width < Vectors) {
-    tile<E, Rows, Vectors - width>(a, a_stride, b + width * kLanes, steps, out + width * kLanes, Ahead{});
+    tile<E, Begin, Rows, Vectors - width>(a, a_stride, b + width * kLanes, steps, out + width * kLanes, Ahead{});
   }
 }
 
 using TileFunction = void (*)(const uint32_t* a, ptrdiff_t a_stride, const uint32_t* b, int steps, float* out,
                               Ahead ahead);
 
-template <class E, int... Index>
+template <class E, Sums Begin, int... Index>
 constexpr TileFunction pick_tile(int index, std::integer_sequence<int, Index...>) {
-  constexpr TileFunction all[] = {tile<E, Index / kPanelVectors + 1, Index % kPanelVectors + 1>...};
+  constexpr TileFunction all[] = {tile<E, Begin, Index / kPanelVectors + 1, Index % kPanelVectors + 1>...};
   return all[index];
 }
 
 // The kernel for `rows` in 1..6 and `vectors` in 1..4.
 template <class E>
-TileFunction tile_function(int rows, int vectors) {
-  return pick_tile<E>((rows - 1) * kPanelVectors + vectors - 1,
-                      std::make_integer_sequence<int, kTileRows * kPanelVectors>());
+TileFunction tile_function(Sums begin, int rows, int vectors) {
+  const int index = (rows - 1) * kPanelVectors + vectors - 1;
+  constexpr auto all = std::make_integer_sequence<int, kTileRows * kPanelVectors>();
+  return begin == Sums::kFresh ? pick_tile<E, Sums::kFresh>(index, all) : pick_tile<E, Sums::kContinued>(index, all);
 }
 
 // Calls work(first row, rows) for [begin, end) cut into tiles of nearly equal height.
@@ -115,13 +121,13 @@ void stream_columns(const Rows<E>& a, int rows, const Panels& b, Range vectors, 
     const int panel = first / kPanelVectors;
     const int count = std::min(vectors.end, (panel + 1) * kPanelVectors) - first;
     const uint32_t* words = b.panel(panel) + first % kPanelVectors * kLanes;
-    std::memset(sums, 0, rows * kPanelColumns * sizeof(float));
     for (int step = 0; step < b.steps; step += kPieceSteps) {
       const int steps = std::min(kPieceSteps, b.steps - step);
       Ahead ahead{words + (step + steps) * kPanelColumns, lines};
       each_tile({0, rows}, [&](int row, int height) {
-        tile_function<E>(height, count)(a.words(row) + step, a.word_stride(), words + step * kPanelColumns, steps,
-                                        sums + row * kPanelColumns, ahead);
+        const auto kernel = tile_function<E>(step == 0 ? Sums::kFresh : Sums::kContinued, height, count);
+        kernel(a.words(row) + step, a.word_stride(), words + step * kPanelColumns, steps, sums + row * kPanelColumns,
+               ahead);
         ahead.from += lines * kLanes;
       });
     }
@@ -141,8 +147,8 @@ void multiply_block(const Rows<E>& a, Range rows, const Panels& b, Range vectors
     const uint32_t* words = b.panel(panel) + first % kPanelVectors * kLanes;
     each_tile(rows, [&](int row, int count) {
       for (int i = 0; i < count; ++i) finish.prepare(row + i, first * kLanes);
-      std::memset(sums, 0, count * kPanelColumns * sizeof(float));
-      tile_function<E>(count, last - first)(a.words(row), a.word_stride(), words, b.steps, sums, Ahead{});
+      const auto kernel = tile_function<E>(Sums::kFresh, count, last - first);
+      kernel(a.words(row), a.word_stride(), words, b.steps, sums, Ahead{});
       for (int i = 0; i < count; ++i) finish(row + i, first * kLanes, last - first, sums + i * kPanelColumns);
     });
     first = last;

@@ -66,6 +66,27 @@ inline F16 exponential(F16 x) {
   return zero_where_less(scale_by_power_of_two(p, biased), x, floor);
 }
 
+// 2^r to about one unit in the last place, for |r| <= 1/2.
+inline F16 exp2_near_zero(F16 r) {
+  F16 p = splat(1.54035304e-4f);
+  p = multiply_add(p, r, splat(1.33335581e-3f));
+  p = multiply_add(p, r, splat(9.61812911e-3f));
+  p = multiply_add(p, r, splat(5.55041087e-2f));
+  p = multiply_add(p, r, splat(0.240226507f));
+  p = multiply_add(p, r, splat(0.693147181f));
+  return multiply_add(p, r, splat(1.0f));
+}
+
+// 2^x for x <= 0 (a little more does no harm); 0 for very negative x, minus infinity included.
+inline F16 exp2_downward(F16 x) {
+  const F16 floor = splat(-126.0f);
+  const F16 clamped = maximum(x, floor);
+  const F16 magic = splat(12582912.0f);
+  const F16 biased = add(clamped, magic);
+  const F16 p = exp2_near_zero(subtract(clamped, subtract(biased, magic)));
+  return zero_where_less(scale_by_power_of_two(p, biased), x, floor);
+}
+
 // x / (1 + e^-x)
 inline F16 silu(F16 x) {
   return divide(x, add(splat(1.0f), exponential(subtract(zero(), x))));
