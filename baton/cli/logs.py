@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TextIO
@@ -33,7 +33,7 @@ def lines(files: Sequence[Path]) -> Iterator[str]:
             yield from (prefix + line.rstrip("\n") for line in text)
 
 
-def follow(files: Sequence[Path]) -> Iterator[str]:
+def follow(files: Sequence[Path]) -> Generator[str, None, None]:
     """The last lines and then new ones as they come, for ever."""
     with ExitStack() as stack:
         followed = [_Followed(stack.enter_context(_open(file)), _prefix(file, files)) for file in files]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def resolve(model: str, cache: Path = CACHE) -> ResolvedModel:
     if path.is_dir():
         return _served(path.absolute().name, path.absolute())
     if path.suffix == ".gguf" and path.is_file():
-        return _served(path.stem, converted(path.absolute(), cache / path.stem))
+        return _served(path.stem, converted(path.absolute(), _cached(path.absolute(), cache)))
     known = ", ".join(KNOWN_NAMES)
     raise ConfigError(
         f"model: {model!r} is neither a known name ({known}), a directory, a .gguf file nor random:CONFIG"
@@ -69,6 +70,13 @@ def converted(gguf: Path, directory: Path) -> Path:
     return directory
 
 
+def _cached(gguf: Path, cache: Path) -> Path:
+    """Where a file's conversion is kept: another file of the same name, or a later version, has its own."""
+    state = gguf.stat()
+    identity = f"{gguf}:{state.st_size}:{state.st_mtime_ns}".encode()
+    return cache / f"{gguf.stem}-{hashlib.blake2b(identity, digest_size=4).hexdigest()}"
+
+
 def is_complete(directory: Path) -> bool:
     """Weights come first and the tokenizer last, each written whole, so the last file tells."""
     return (directory / "tokenizer.json").is_file() and (directory / "model.safetensors").is_file()
@@ -83,9 +91,12 @@ def _served(name: str, directory: Path) -> ResolvedModel:
 
 
 def convert(gguf: Path, directory: Path | None, cache: Path = CACHE) -> Path:
+    """The directory that ``gguf`` was converted into. ConfigError when ``directory`` holds a model already."""
     if not gguf.is_file():
         raise ConfigError(f"model convert: {gguf}: no such file")
-    return converted(gguf.absolute(), directory or cache / gguf.stem)
+    if directory is not None and is_complete(directory):
+        raise ConfigError(f"model convert: --output {directory}: holds a model already; remove it or name another")
+    return converted(gguf.absolute(), directory or _cached(gguf.absolute(), cache))
 
 
 def listing(cache: Path = CACHE) -> str:

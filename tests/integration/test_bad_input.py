@@ -135,7 +135,7 @@ def test_bytes_that_are_no_message_are_refused_by_its_name(running: Baton, metho
     async def main() -> None:
         record = running.record()
         async with grpc.aio.insecure_channel(record.gateway) as channel:
-            call = channel.unary_stream(f"/baton.v1.GatewayService/{method}")
+            call = channel.unary_stream(f"/baton.v1.GatewayService/{method}", bytes, bytes)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 async for _ in call(b"\xff\xff\xff", metadata=(("x-api-key", record.key),)):
                     pass

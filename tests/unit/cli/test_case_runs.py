@@ -28,7 +28,8 @@ class Door:
         self.most = 0
 
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]:
-        (number,) = request.prompt_token_ids or ()
+        assert request.prompt_token_ids is not None
+        [number] = request.prompt_token_ids
         self.asked.append(number)
         self.running += 1
         self.most = max(self.most, self.running)

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from baton.cli.state_dir import LaunchedProcess, StackRecord
+from baton.cli.status import as_table, entries, family
+from baton.core.types import EngineStats, KvFormat, ModelCard, ProcessRecord, Role, WorkerState
+from baton.state.config import StateConfig
+from baton.state.embedded import embedded_server, free_port
+from baton.state.redis_client import connect
+from baton.state.registry import RedisRegistry
+from baton.telemetry.http import Endpoints, serve_http
+
+PASSWORD = "a-password-for-tests"
+ME = os.getpid()
+CARD = ModelCard("m", "llama", 64, 32, "hash", KvFormat("float32", 16, 1, 1, 8), ())
+STATS = EngineStats(total_blocks=10, free_blocks=5, held_blocks=2, cached_blocks=3, waiting=4, running=1)
+WORKER = ProcessRecord(
+    "decode-0", Role.DECODE, "h:1", 77, ME, "h:2", WorkerState.DRAINING, CARD, STATS, tokens_per_second=12.34
+)
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[str]:
+    with embedded_server(PASSWORD) as (url, _):
+        yield url
+
+
+def shown(url: str, *processes: LaunchedProcess, registered: tuple[ProcessRecord, ...] = ()) -> list[dict[str, Any]]:
+    record = StackRecord(ME, "h:3", "key", "m", url, PASSWORD, "tests", processes, ready=True)
+
+    async def main() -> list[dict[str, Any]]:
+        config = StateConfig(url=url, password=PASSWORD, namespace="tests", timeout_ms=1000)
+        async with connect(config) as client:
+            for one in registered:
+                await RedisRegistry(client, config).register(one, 1.0)
+            found = await entries(record)
+            for one in registered:
+                await RedisRegistry(client, config).deregister(one.id, one.epoch)
+        return found
+
+    return asyncio.run(main())
+
+
+def test_a_worker_shows_what_it_registered(redis: str) -> None:
+    [entry] = shown(redis, LaunchedProcess("decode", "decode-0", ME, "log"), registered=(WORKER,))
+    del entry["resident_mb"], entry["counters"]
+    assert entry == {
+        "service": "decode",
+        "role": "decode",
+        "id": "decode-0",
+        "epoch": 77,
+        "pid": ME,
+        "address": "h:1",
+        "http_address": "h:2",
+        "state": "draining",
+        "log": "log",
+        "model": "m",
+        "tokens_per_second": 12.3,
+        "blocks": {"total": 10, "free": 5, "held": 2, "cached": 3},
+        "queued": 4,
+        "running": 1,
+    }
+
+
+def test_a_dead_process_is_dead_whatever_its_lease_says(redis: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    record = replace(WORKER, pid=process.pid)
+    [entry] = shown(redis, LaunchedProcess("decode", "decode-0", process.pid), registered=(record,))
+    assert (entry["state"], entry["resident_mb"]) == ("dead", 0.0)
+
+
+def test_the_lease_of_an_earlier_process_says_nothing_about_this_one(redis: str) -> None:
+    earlier = replace(WORKER, pid=1)
+    [entry] = shown(redis, LaunchedProcess("decode", "decode-0", ME), registered=(earlier,))
+    assert (entry["state"], entry["epoch"]) == ("loading", 0)
+
+
+@pytest.mark.parametrize(("reason", "state"), [(None, "ready"), ("draining", "draining"), ("busy", "loading")])
+def test_without_redis_a_process_is_asked_itself(reason: str | None, state: str) -> None:
+    async def main() -> list[dict[str, object]]:
+        async with serve_http("127.0.0.1", 0, Endpoints(lambda: b"", lambda: reason)) as http:
+            process = LaunchedProcess("planner", "planner-0", ME, "", "h:1", http, 5)
+            nowhere = f"redis://127.0.0.1:{free_port()}/0"
+            return await entries(StackRecord(ME, "h:3", "key", "m", nowhere, "", "baton", (process,), ready=True))
+
+    [entry] = asyncio.run(main())
+    assert (entry["state"], entry["epoch"], entry["address"]) == (state, 5, "h:1")
+
+
+def test_a_process_that_neither_redis_nor_itself_vouches_for_is_dead() -> None:
+    process = LaunchedProcess("planner", "planner-0", ME, "", "h:1", f"127.0.0.1:{free_port()}", 5)
+    nowhere = f"redis://127.0.0.1:{free_port()}/0"
+    record = StackRecord(ME, "h:3", "key", "m", nowhere, "", "baton", (process,), ready=True)
+    [entry] = asyncio.run(entries(record))
+    assert entry["state"] == "dead"
+
+
+def test_memory_counts_the_children_of_a_process() -> None:
+    waiting = [sys.executable, "-c", "input()"]
+    with subprocess.Popen(waiting, stdin=subprocess.PIPE) as child:
+        assert child.pid in family(ME)
+        child.communicate(b"\n")
+    assert child.pid not in family(ME)
+
+
+def test_the_table_has_a_row_a_process(redis: str) -> None:
+    processes = shown(
+        redis,
+        LaunchedProcess("redis", "redis-0", ME),
+        LaunchedProcess("decode", "decode-0", ME),
+        registered=(WORKER,),
+    )
+    head, _, first, second = as_table(processes).splitlines()
+    assert head.split()[:3] == ["process", "state", "pid"]
+    assert first.split()[:3] == ["redis-0", "ready", str(ME)]
+    assert second.split()[0:2] == ["decode-0", "draining"]
+    assert second.split()[-3:] == ["1+4", "2/3/5", "12.3"]
