@@ -69,6 +69,7 @@ void weigh(const Queries<E>& queries, const AttentionScratch<E>& scratch, int ro
   }
   const F16 hidden = splat(-std::numeric_limits<float>::infinity());
   F16 score[kPanelVectors];
+#pragma GCC unroll 4
   for (int v = 0; v < kPanelVectors; ++v) {
     score[v] = load(scores + v * kLanes);
     if (begin > 0 || end < kTilePositions) score[v] = keep_lanes(score[v], begin - v * kLanes, end - v * kLanes, hidden);
@@ -78,8 +79,11 @@ void weigh(const Queries<E>& queries, const AttentionScratch<E>& scratch, int ro
   const float now = std::max(before, here);
   const F16 scale = splat(queries.scale);
   const F16 shift = splat(-now * queries.scale);
-  for (F16& part : score) part = exp2_downward(multiply_add(part, scale, shift));
-  for (int v = 0; v < kPanelVectors; ++v) E::store(weights + v * kLanes, score[v]);
+#pragma GCC unroll 4
+  for (int v = 0; v < kPanelVectors; ++v) {
+    score[v] = exp2_downward(multiply_add(score[v], scale, shift));
+    E::store(weights + v * kLanes, score[v]);
+  }
   float* total = scratch.totals + row * kLanes;
   const F16 sum = add(add(score[0], score[1]), add(score[2], score[3]));
   if (now == before) {

@@ -101,14 +101,15 @@ class Member {
 class Team {
  public:
   explicit Team(int size) : size_(size) {
-    for (int i = 1; i < size; ++i) threads_.emplace_back([this, i] { serve(i); });
+    try {
+      for (int i = 1; i < size; ++i) threads_.emplace_back([this, i] { serve(i); });
+    } catch (...) {
+      stop();
+      throw;
+    }
   }
 
-  ~Team() {
-    job_ = nullptr;
-    start_.advance();
-    for (auto& thread : threads_) thread.join();
-  }
+  ~Team() { stop(); }
 
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
@@ -131,6 +132,12 @@ class Team {
  private:
   friend class Member;
   using Job = void (*)(const void*, Member&);
+
+  void stop() {
+    job_ = nullptr;
+    start_.advance();
+    for (auto& thread : threads_) thread.join();
+  }
 
   void serve(int index) {
     uint32_t seen = 0;
