@@ -116,7 +116,12 @@ def _checked(name: str, value: Any, kind: str) -> Any:
     """``value``, which must be of ``kind``. (A bool is an int to Python, and to nobody else.)"""
     if isinstance(value, bool) is not (kind == "bool") or not isinstance(value, _KINDS[kind]):
         raise InvalidRequest(f"{name}: must be {_NAMES[kind]}, got {_short(value)}", field=name)
-    return value
+    try:
+        if isinstance(value, str):
+            value.encode("utf-8")
+        return float(value) if kind == "float" else value
+    except (OverflowError, UnicodeEncodeError) as error:  # half of a surrogate pair is valid JSON, but no text
+        raise InvalidRequest(f"{name}: cannot be sent: {error}", field=name) from error
 
 
 def _short(value: object) -> str:

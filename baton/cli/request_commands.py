@@ -10,7 +10,7 @@ from pathlib import Path
 
 from baton.cli import ask, cases, state_dir
 from baton.cli.state_dir import StateDir
-from baton.cli.subcommands import Commands, Run, integer
+from baton.cli.subcommands import Commands, Run, integer, text
 from baton.client import Client
 from baton.core.clock import SystemClock
 from baton.core.errors import ConfigError
@@ -22,12 +22,12 @@ MAX_CONCURRENCY = 4096
 
 def add(commands: Commands) -> None:
     parser = _add(commands, "chat", "ask a question, stream the answer", _chat)
-    parser.add_argument("text")
-    parser.add_argument("--system", help="system message")
+    parser.add_argument("text", type=text)
+    parser.add_argument("--system", type=text, help="system message")
     parser = _add(commands, "generate", "continue text or token ids; run files of cases", _generate)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--prompt-ids", help="token ids, separated by commas")
-    what.add_argument("--text", help="text to continue")
+    what.add_argument("--text", type=text, help="text to continue")
     what.add_argument("--input", type=Path, help="cases, one JSON object a line; other options are their defaults")
     parser.add_argument("--output", type=Path, help="answers; appended to, so that a run can be resumed")
     parser.add_argument("--concurrency", type=integer(1, MAX_CONCURRENCY), default=8, help="cases at a time")
@@ -39,7 +39,7 @@ def _add(commands: Commands, name: str, help: str, run: Run) -> argparse.Argumen
     parser.add_argument("--key", help="API key; the local one without it")
     parser.add_argument("--address", help="gateway address; the local one without it")
     parser.add_argument("--ca", type=Path, help="PEM file that the gateway's certificate is checked with: TLS")
-    parser.add_argument("--model", default="", help="the only one that is served without it")
+    parser.add_argument("--model", type=text, default="", help="the only one that is served without it")
     parser.add_argument("--max-tokens", type=int)
     parser.add_argument("--temperature", type=float, default=0.0, help="0, the default, draws greedily")
     parser.add_argument("--top-k", type=int, default=0)
@@ -49,7 +49,9 @@ def _add(commands: Commands, name: str, help: str, run: Run) -> argparse.Argumen
     parser.add_argument("--presence-penalty", type=float, default=0.0)
     parser.add_argument("--frequency-penalty", type=float, default=0.0)
     parser.add_argument("--seed", type=int)
-    parser.add_argument("--stop", action="append", default=[], help="stop string; may be given several times")
+    parser.add_argument(
+        "--stop", type=text, action="append", default=[], help="stop string; may be given several times"
+    )
     parser.add_argument("--n", type=int, default=1, help="choices")
     parser.add_argument("--logprobs", type=int, metavar="TOP_N")
     parser.add_argument("--ignore-eos", action="store_true")
@@ -75,11 +77,11 @@ def _generate(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     return _ask(arguments, replace(request, prompt_token_ids=_prompt_ids(arguments.prompt_ids)))
 
 
-def _prompt_ids(text: str) -> tuple[int, ...]:
-    if not text.strip():
+def _prompt_ids(listed: str) -> tuple[int, ...]:
+    if not listed.strip():
         return ()
     try:
-        return tuple(int(part) for part in text.split(","))
+        return tuple(int(part) for part in listed.split(","))
     except ValueError as error:
         raise ConfigError(f"generate: --prompt-ids must be integers separated by commas: {error}") from error
 

@@ -35,3 +35,12 @@ def integer(low: int, high: int) -> Callable[[str], int]:
         return value
 
     return parse
+
+
+def text(given: str) -> str:
+    """A type for options that take text: bytes that are no UTF-8 cannot be sent."""
+    try:
+        given.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise argparse.ArgumentTypeError(f"must be UTF-8, got {given!r:.80}") from error
+    return given

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.cli.launcher import Stack, StackPlan, launched
-from baton.cli.state_dir import StateDir
+from baton.cli.state_dir import StateDir, is_alive
 from baton.cli.terminal import say, table
 from baton.core.config import Section, Settings
 from baton.core.errors import ConfigError
@@ -147,7 +147,7 @@ def down(state_dir: StateDir) -> int:
         return 0
     os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + DOWN_SECONDS
-    while state_dir.supervisor() is not None:
+    while state_dir.supervisor() is not None or is_alive(pid):
         if time.monotonic() > deadline:
             raise ConfigError(f"down: pid {pid} did not stop within {DOWN_SECONDS:.0f} s")
         time.sleep(SUPERVISE_SECONDS)

@@ -15,7 +15,7 @@ from baton.client.options import Options, build_request
 from baton.client.resume import HeldAnswer, ResumePolicy
 from baton.core.clock import Clock, Ids, RandomIds, SystemClock
 from baton.core.deadline import Deadline
-from baton.core.errors import Expired, Overloaded, PeerUnavailable
+from baton.core.errors import Expired, InvalidRequest, Overloaded, PeerUnavailable
 from baton.core.streams import closing
 from baton.core.types import ChatMessage, GenerateChunk, GenerateRequest, ModelInfo
 from baton.rpc.channels import ChannelPool, ClientSecurity, ClientTls
@@ -23,6 +23,7 @@ from baton.rpc.gateway import GatewayClient
 
 log = logging.getLogger(__name__)
 DEFAULT_RESUME = ResumePolicy()
+LONGEST_TIMEOUT = 365 * 24 * 3600.0
 
 
 class Client:
@@ -72,6 +73,9 @@ class Client:
 
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]:
         """The chunks of all choices as they come, until each had its last."""
+        if request.timeout is not None and not 0 < request.timeout <= LONGEST_TIMEOUT:
+            limit = f"must be above 0 and at most {LONGEST_TIMEOUT:.0f} seconds"
+            raise InvalidRequest.out_of_range("timeout", request.timeout, limit)
         deadline = Deadline.after(request.timeout)
         request = replace(request, request_id=request.request_id or self._ids.request_id())
         held = HeldAnswer(request)

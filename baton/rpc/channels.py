@@ -14,7 +14,7 @@ from typing import Final, Self, TypeVar
 import grpc
 import grpc.aio
 
-from baton.core.errors import BatonError, ConfigError, InvalidRequest, PeerUnavailable
+from baton.core.errors import BatonError, ConfigError, InvalidRequest, PeerUnavailable, Unauthenticated
 from baton.rpc.errors import being_cancelled, from_rpc_error, is_bare
 
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
@@ -112,6 +112,13 @@ class PeerChannel:
     token: str = field(default="", repr=False)
 
     def metadata(self, request_id: str = "") -> grpc.aio.Metadata:
+        """What every call brings. Raises InvalidRequest or Unauthenticated for characters that no header can carry."""
+        if not _is_visible(request_id):
+            raise InvalidRequest.out_of_range(
+                "request_id", repr(request_id[:64]), "must hold visible ASCII characters only"
+            )
+        if not _is_visible(self.token):
+            raise Unauthenticated("the API key or token must hold visible ASCII characters only")
         pairs = [(REQUEST_ID_KEY, request_id)] if request_id else []
         if self.token:
             pairs.append((AUTHORIZATION_KEY, bearer(self.token)))
@@ -205,3 +212,7 @@ class ChannelPool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+
+def _is_visible(text: str) -> bool:
+    return text.isascii() and text.isprintable() and " " not in text

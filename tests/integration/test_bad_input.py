@@ -90,6 +90,19 @@ REFUSED = {
     "seed": (ids(1, seed=-1), InvalidRequest, "seed", "got -1"),
     "n": (ids(1, n=17), InvalidRequest, "n", "n: must be between 1 and 16, got 17"),
     "n 0": (ids(1, n=0), InvalidRequest, "n", "n: must be between 1 and 16, got 0"),
+    "timeout 0": (
+        ids(1, timeout=0.0),
+        InvalidRequest,
+        "timeout",
+        "must be above 0 and at most 31536000 seconds, got 0.0",
+    ),
+    "timeout nan": (ids(1, timeout=float("nan")), InvalidRequest, "timeout", "31536000 seconds, got nan"),
+    "request_id": (
+        ids(1, request_id="\u00e9"),
+        InvalidRequest,
+        "request_id",
+        "visible ASCII characters only, got '\u00e9'",
+    ),
     "role": (said(("user", "a"), ("wizard", "b")), InvalidRequest, "messages[1].role", "got 'wizard'"),
     "no role": (said(("", "a")), InvalidRequest, "messages[0].role", "must be one of system, developer, user"),
     "10 MB text": (GenerateRequest(text="a" * TEN_MB), InvalidRequest, "text", f"4194304 bytes, got {TEN_MB} bytes"),
@@ -117,7 +130,7 @@ def test_a_bad_request_is_named_and_the_next_good_one_is_answered(
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("key", ["wrong", "local.wrong", "", "local.", "local." + "x" * 5000])
+@pytest.mark.parametrize("key", ["wrong", "local.wrong", "", "local.", "local." + "x" * 5000, "l\u00f6cal", "a\nb"])
 def test_a_wrong_key_is_refused_without_saying_what_is_wrong(running: Baton, key: str) -> None:
     async def main() -> None:
         async with client_of(running, key) as client:

@@ -22,6 +22,7 @@ TINY = Path(__file__).parents[2] / "data" / "tiny" / "llama-gqa-tied"
         ("generate --prompt-ids 1 --concurrency 0", "--concurrency: must be an integer from 1 to 4096, got '0'"),
         ("generate", "one of the arguments --prompt-ids --text --input is required"),
         ("generate --text a --prompt-ids 1", "not allowed with argument"),
+        ("chat \udcff", "argument text: must be UTF-8, got '\\udcff'"),
         ("serve", "invalid choice: 'serve'"),
         ("", "the following arguments are required: COMMAND"),
     ],
