@@ -77,6 +77,7 @@ def test_smollm2_goldens_are_exact_over_the_split_path(smollm2_directory: Path) 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_qwen_coder_goldens_are_exact_over_the_split_path(qwen_coder_directory: Path) -> None:
     async def main() -> None:
         goldens = read_goldens(DATA / "qwen2.5-coder-0.5b-instruct.jsonl")

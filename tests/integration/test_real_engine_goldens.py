@@ -61,6 +61,7 @@ def test_smollm2_goldens_are_exact_from_the_bare_engine_process(smollm2_director
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_qwen_coder_goldens_are_exact_from_the_bare_engine_process(qwen_coder_directory: Path) -> None:
     _check_process(qwen_coder_directory, "qwen2.5-coder-0.5b-instruct")
 
