@@ -73,7 +73,7 @@ struct BatonFault {
 };
 
 enum BatonFaultCode : int32_t {
-  kNoFault,
+  kNone,
   kTokenOutOfRange,
   kPositionOutOfRange,
   kPositionNotConsecutive,

@@ -67,7 +67,7 @@ int baton_native_load(void* model, int kind, int layer, int expert, const void* 
 BatonFault baton_native_forward(void* handle, const BatonStep* step) {
   auto* model = static_cast<baton::Model*>(handle);
   const BatonFault fault = baton::check_step(*step, model->vocab());
-  if (fault.code != kNoFault) return fault;
+  if (fault.code != kNone) return fault;
   try {
     model->forward(*step);
     return fault;

@@ -23,7 +23,7 @@ inline BatonFault check_sequence(const BatonStep& step, int sequence) {
   for (int i = 0; i < needed; ++i) {
     if (table[i] < 0 || table[i] >= step.blocks) return {kBlockOutOfRange, sequence, table[i], step.blocks};
   }
-  return {kNoFault, 0, 0, 0};
+  return {kNone, 0, 0, 0};
 }
 
 inline BatonFault check_step(const BatonStep& step, int vocab) {
@@ -36,7 +36,7 @@ inline BatonFault check_step(const BatonStep& step, int vocab) {
     const int next = step.seq_starts[s + 1];
     if (next <= step.seq_starts[s] || next > step.tokens) return {kSeqStartsUnordered, s + 1, next, step.tokens};
     const BatonFault fault = check_sequence(step, s);
-    if (fault.code != kNoFault) return fault;
+    if (fault.code != kNone) return fault;
   }
   if (step.seq_starts[step.sequences] != step.tokens) {
     return {kSeqStartsUnordered, step.sequences, step.seq_starts[step.sequences], step.tokens};
@@ -46,7 +46,7 @@ inline BatonFault check_step(const BatonStep& step, int vocab) {
     if (row < 0 || row >= step.tokens) return {kLogitRowOutOfRange, i, row, step.tokens};
     if (i > 0 && row <= step.logit_rows[i - 1]) return {kLogitRowsUnordered, i, row, step.logit_rows[i - 1]};
   }
-  return {kNoFault, 0, 0, 0};
+  return {kNone, 0, 0, 0};
 }
 
 }  // namespace baton
