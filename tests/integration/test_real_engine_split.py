@@ -10,14 +10,14 @@ import pytest
 from baton.client.answer import collect
 from baton.core.errors import BatonError, CorruptTransfer
 from baton.core.streams import closing
-from baton.core.types import GenerateRequest, KvChunk, PrefillMode, StopRules
+from baton.core.types import DecodeRequest, GenerateRequest, KvChunk, PrefillMode, StopRules, TokenRequest
 from baton.engine.config import EngineConfig
 from gateway.fanout import choice_seed
 from services.kvtransfer.config import KvTransferConfig
 from tests.answers import Answer
 from tests.gates import GENEROUS_SECONDS
-from tests.networks import WireNetwork
-from tests.real_engines import SAMPLINGS, UNLIKE, alone, gated, prompt, real_config, request, varied
+from tests.networks import StackWorker, WireNetwork
+from tests.real_engines import SAMPLINGS, UNLIKE, VOCABULARY, alone, gated, prompt, real_config, request, varied
 from tests.stack import PRINCIPAL, Stack
 
 PROMPT = prompt(70, salt=5)  # four blocks of 16 and a part; longer than the sliding window
@@ -55,6 +55,42 @@ def test_a_batch_of_16_sampled_requests_is_exact_split_and_local(name: str) -> N
             await stack.assert_idle()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_what_either_worker_has_cached_changes_no_answer_and_is_not_shipped(name: str) -> None:
+    """Prefix hits on both sides, each at the boundaries of blocks and beside them."""
+    wanted = request(PROMPT, 4, sampling=SAMPLINGS[4], logprobs=1)
+    hits = [0, 15, 16, 17, 31, 32, 33, 63, 64, 65, len(PROMPT)]
+
+    async def run() -> None:
+        async with real_stack(small(name)) as stack:
+            per_token = stack.workers["decode-0"].engine.card.format.block_bytes // 16
+            for here, there in {*zip(hits, hits, strict=True), *zip(hits, reversed(hits), strict=True)}:
+                each = replace(wanted, salt=f"{here}/{there}".encode())
+                await _remember(stack.workers["decode-0"], _beginning(each, here))
+                await _remember(stack.workers["prefill-0"], _beginning(each, there))
+                found = await stack.generate(each)
+                assert content(found) == content(alone(name, wanted)), (here, there)
+                assert found.placement and found.usage
+                held, computed = (min(hit, len(PROMPT) - 1) // 16 * 16 for hit in (here, there))
+                assert found.placement.kv_bytes == (len(PROMPT) - held) * per_token
+                assert found.usage.cached_tokens == computed
+            await stack.assert_idle()
+
+    asyncio.run(run())
+
+
+async def _remember(worker: StackWorker, past: TokenRequest) -> None:
+    """Let a worker compute a request by itself."""
+    async with closing(worker.parts.decode.generate(DecodeRequest(past))) as chunks:
+        assert [chunk async for chunk in chunks]
+
+
+def _beginning(wanted: TokenRequest, length: int) -> TokenRequest:
+    """A request that shares exactly ``length`` tokens with the prompt of ``wanted``."""
+    other = ((token + 1) % VOCABULARY for token in wanted.prompt[length:])
+    return replace(wanted, prompt=(*wanted.prompt[:length], *other, 1), stop=StopRules(max_tokens=1))
 
 
 @pytest.mark.parametrize("name", UNLIKE)
