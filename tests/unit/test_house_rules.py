@@ -11,8 +11,6 @@ PACKAGES = ("baton", "services", "gateway", "bench")
 KERNELS = ("*.cpp", "*.h")
 
 MAX_FILE_LINES = 400
-VOCABULARY = "baton/core/types.py"  # all nouns on one page: longer, but each of them is small
-MAX_VOCABULARY_LINES = 500
 MAX_FUNCTION_LINES = 60
 MAX_NESTING = 4  # blocks inside blocks of one function; the aim is three
 
@@ -55,7 +53,6 @@ def nesting(node: ast.AST, *, is_elif: bool = False) -> int:
 
 def test_a_file_fits_a_reader() -> None:
     lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in sources("*.py", *KERNELS)}
-    assert lengths.pop(VOCABULARY) <= MAX_VOCABULARY_LINES
     assert {name: lines for name, lines in lengths.items() if lines > MAX_FILE_LINES} == {}
 
 

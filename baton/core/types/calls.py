@@ -1,0 +1,34 @@
+"""What one process asks of another: the gateway of a decode worker, a decode worker of a prefill worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton.core.types.fleet import Candidate
+from baton.core.types.tokens import FirstToken, TokenRequest
+from baton.core.types.transfer import Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRequest:
+    """What the gateway sends to a decode worker."""
+
+    tokens: TokenRequest
+    prefill: tuple[Candidate, ...] = ()
+    local_prefill_max_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRequest:
+    """What a decode worker sends to a prefill worker. ``skip_blocks``: leading blocks the receiver already holds."""
+
+    tokens: TokenRequest
+    ticket: Ticket
+    skip_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillResult:
+    first: FirstToken
+    worker_id: str
+    kv_bytes: int

@@ -1,0 +1,79 @@
+"""What clients ask of the gateway, and what they get."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from baton.core.types.tokens import FinishReason, Placement, Sampling, StopRules, TokenLogprob, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """What a client asks of the gateway: exactly one of ``text``, ``prompt_token_ids`` and ``messages``.
+
+    ``request_id`` set makes the call idempotent: a second call with the same id takes the request over. ``resume``
+    holds, per choice, the ids that the client already has (client-side resume after a gateway's death).
+    """
+
+    model: str = ""
+    text: str | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+    messages: tuple[ChatMessage, ...] | None = None
+    sampling: Sampling = Sampling()
+    seed: int | None = None  # overrides sampling.seed; None: the gateway mints one
+    stop: StopRules = StopRules()
+    max_tokens: int | None = None  # overrides stop.max_tokens; None: the gateway's default, at most what fits
+    stop_strings: tuple[str, ...] = ()
+    n: int = 1
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    request_id: str = ""
+    resume: tuple[tuple[int, ...], ...] = ()
+    timeout: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateChunk:
+    """A piece of the answer for choice ``index``. The last chunk of a choice has ``finish`` and ``usage``.
+
+    ``text`` may lag behind ``token_ids`` (bytes split over tokens, possible stop strings); ``migrations`` counts hops.
+    """
+
+    request_id: str
+    index: int = 0
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+    finish: FinishReason | None = None
+    usage: Usage | None = None
+    placement: Placement | None = None
+    migrations: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What ListModels tells about one model of the fleet."""
+
+    model: str
+    architecture: str
+    context_length: int
+    vocab_size: int
+    has_tokenizer: bool
+    has_chat_template: bool
+    workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who is calling: made by the gateway from an API key, never by a client."""
+
+    tenant: str
+    key_id: str
+    salt: bytes = field(default=b"", repr=False)

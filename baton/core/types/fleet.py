@@ -1,0 +1,112 @@
+"""Processes, what they serve and how busy they are; plans that choose among them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from baton.core.types.transfer import KvFormat
+
+
+class Role(StrEnum):
+    """What a process mostly does. Every worker is able to do both kinds of work; the role says which it is sent."""
+
+    GATEWAY = "gateway"
+    PLANNER = "planner"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    KVTRANSFER = "kvtransfer"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What a worker serves."""
+
+    model: str
+    architecture: str
+    context_length: int
+    vocab_size: int
+    weights_hash: str
+    format: KvFormat
+    eos_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot of one engine. Blocks: free + held + cached = total, always. Counters only grow."""
+
+    total_blocks: int = 0
+    free_blocks: int = 0
+    held_blocks: int = 0
+    cached_blocks: int = 0
+    waiting: int = 0
+    running: int = 0
+    steps: int = 0
+    prompt_tokens_computed: int = 0
+    prompt_tokens_cached: int = 0
+    tokens_generated: int = 0
+    preemptions: int = 0
+
+
+class WorkerState(StrEnum):
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRecord:
+    """One registered process. Addresses are ``host:port``; ``card`` and ``stats`` only for workers.
+
+    ``beats`` counts how often the record was written: two records of one process with other beats are two looks at it.
+    """
+
+    id: str
+    role: Role
+    address: str
+    epoch: int
+    pid: int
+    http_address: str = ""
+    state: WorkerState = WorkerState.LOADING
+    card: ModelCard | None = None
+    stats: EngineStats = EngineStats()
+    tokens_per_second: float = 0.0
+    beats: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A worker that a plan names."""
+
+    worker_id: str
+    address: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanQuery:
+    """The features of a request that placement depends on; never its text."""
+
+    request_id: str
+    model: str
+    tenant: str
+    prompt_tokens: int
+    max_tokens: int
+    hop: int = 0
+    priority: int = 0
+    avoid: tuple[str, ...] = ()  # worker ids that this request has seen fail
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Ranked candidates and directives. Complete or refused: an empty ``decode`` is never sent.
+
+    The decode worker computes the prompt itself when its uncached part has at most ``local_prefill_max_tokens`` tokens
+    (0: never), else asks the ``prefill`` candidates in order.
+    """
+
+    decode: tuple[Candidate, ...]
+    prefill: tuple[Candidate, ...]
+    local_prefill_max_tokens: int
+    reasons: tuple[str, ...] = ()

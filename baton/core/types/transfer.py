@@ -1,0 +1,84 @@
+"""The hand-over of KV blocks: formats, tickets, chunks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton.core.types.tokens import Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class KvFormat:
+    """How KV bytes are laid out. Two pools may exchange blocks only if all of this is equal."""
+
+    dtype: str
+    block_size: int
+    layers: int
+    kv_heads: int
+    head_dim: int
+    layout: str = "block-major/1"
+
+    @property
+    def block_bytes(self) -> int:
+        width = {"float32": 4, "bfloat16": 2, "float16": 2, "fake": 1}[self.dtype]
+        return self.layers * 2 * self.kv_heads * self.block_size * self.head_dim * width
+
+    def __str__(self) -> str:
+        shape = f"{self.layers}x2x{self.kv_heads}x{self.block_size}x{self.head_dim}"
+        return f"{self.layout}:{self.dtype}:{shape}"
+
+
+@dataclass(frozen=True, slots=True)
+class KvHandshake:
+    """Says who speaks and what it can do; compared field by field, a difference is refused by name."""
+
+    worker_id: str
+    epoch: int
+    model: str
+    weights_hash: str
+    format: KvFormat
+    protocol_version: int = 1
+    features: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """The right to fill one reservation's blocks: dies with the decode call that made it."""
+
+    request_id: str
+    attempt: Attempt
+    receiver_address: str
+    receiver_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvChunk:
+    """Consecutive KV blocks of one request, as bytes in the pool's layout; unused token slots at the end are left out.
+
+    ``first_block`` is the ordinal in the sequence (block 0 holds positions 0..block_size-1), ``checksums`` one 128-bit
+    digest a block (empty when policy turns them off).
+    """
+
+    ticket: Ticket
+    first_block: int
+    block_count: int
+    payload: bytes
+    checksums: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KvConfirmation:
+    """The sender's answer to an acknowledgement: the offered blocks were still pinned when it came."""
+
+    ticket: Ticket
+    first_block: int
+    block_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class FilledBlocks:
+    """Blocks of a prefill in progress whose KV is complete; ``tokens`` is the prompt position reached."""
+
+    first_block: int
+    block_count: int
+    tokens: int
