@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from baton.cli.state_dir import StateDir, is_alive
+from baton.state.embedded import embedded_server
 from tests.baton_command import GENEROUS_SECONDS, Baton, all_dead, stack, until
 
 TINY = Path(__file__).parents[1] / "data" / "tiny" / "llama-gqa-tied"
@@ -220,3 +221,26 @@ def test_a_prefill_worker_alone_serves_a_real_model_with_a_configuration_file(tm
         assert line["token_ids"] == wanted
         assert line["decode"] == {"worker": "prefill-0"}
         assert baton.status()["prefill-0"]["model"] == "llama-gqa-tied"
+
+
+def test_the_users_own_redis_and_certificate_are_used(tmp_path: Path) -> None:
+    made = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj", "/CN=door"]
+    files = ["-keyout", "door.key", "-out", "door.pem", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(
+        ["openssl", "req", "-x509", *made, *files], cwd=tmp_path, check=True, capture_output=True, timeout=60
+    )
+    config = tmp_path / "baton.toml"
+    with embedded_server("a-password-for-tests") as (url, _):
+        config.write_text(
+            f'[state]\nurl = "{url}"\npassword = "a-password-for-tests"\nnamespace = "mine"\n'
+            f'[gateway]\ndoor_certificate = "{tmp_path}/door.pem"\ndoor_key = "{tmp_path}/door.key"\n'
+        )
+        with stack(tmp_path / "state", *SMALL, "--config", str(config)) as baton:
+            assert set(baton.status()) == {"decode-0", "planner-0", "gateway-0"}
+            assert {entry["state"] for entry in baton.status().values()} == {"ready"}
+            wanted = baton.generate("--prompt-ids", "1,2,3")["token_ids"]
+            record = baton.record()
+            elsewhere = Baton(tmp_path / "elsewhere")
+            asked = ("--prompt-ids", "1,2,3", "--address", record.gateway, "--key", record.key)
+            assert elsewhere.generate(*asked, "--ca", f"{tmp_path}/door.pem")["token_ids"] == wanted
+            assert elsewhere.run("generate", *asked).returncode == 1  # without TLS there is no way in
