@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -39,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BatonError as error:
         say(f"demo: {error.message}")
         return 2
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
 
 
 async def run(plan: StackPlan, state_dir: StateDir) -> int:
