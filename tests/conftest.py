@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from baton.core.errors import PeerUnavailable
 from tests.networks import DirectNetwork, NetworkFactory, WireNetwork
+
+# Read when torch loads its OpenMP library: idle threads that spin make everything else on the machine crawl.
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 
 @pytest.fixture(params=[DirectNetwork, WireNetwork], ids=["direct", "grpc"])
