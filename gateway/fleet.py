@@ -11,11 +11,10 @@ from dataclasses import replace
 from baton.core.api import RegistryApi
 from baton.core.background import background
 from baton.core.clock import Clock
-from baton.core.errors import StateUnavailable
 from baton.core.types import Candidate, ModelCard, ProcessRecord, Role, WorkerState
+from baton.state.outage import RegistryOutage
 
 log = logging.getLogger(__name__)
-MISSES_BEFORE_AWAY = 3
 WORKER_ROLES = (Role.PREFILL, Role.DECODE)
 
 
@@ -100,17 +99,14 @@ class FleetView:
 
 
 class FleetWatch:
-    """Feeds a view from the registry. With the registry away the last known fleet stays in use.
-
-    A single late answer is no outage: it takes ``MISSES_BEFORE_AWAY`` in a row to be logged, once, and so is its end.
-    """
+    """Feeds a view from the registry. With the registry away the last known fleet stays in use."""
 
     def __init__(self, registry: RegistryApi, view: FleetView, clock: Clock, *, interval: float) -> None:
         self._registry = registry
         self._view = view
         self._clock = clock
         self._interval = interval
-        self._misses = 0
+        self._outage = RegistryOutage(log, "the last known fleet stays in use")
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -120,17 +116,8 @@ class FleetWatch:
             yield
 
     async def look(self) -> None:
-        try:
-            records = await self._registry.processes()
-        except StateUnavailable as error:
-            self._misses += 1
-            if self._misses == MISSES_BEFORE_AWAY:
-                log.warning("registry is away, the last known fleet stays in use", extra={"error": error.message})
-            return
-        if self._misses >= MISSES_BEFORE_AWAY:
-            log.info("registry is back")
-        self._misses = 0
-        self._view.update(records)
+        with self._outage.forgiven():
+            self._view.update(await self._registry.processes())
 
     async def _keep_looking(self) -> None:
         while True:

@@ -10,16 +10,15 @@ from contextlib import asynccontextmanager
 from baton.core.api import RegistryApi
 from baton.core.background import background
 from baton.core.clock import Clock
-from baton.core.errors import BatonError, StateUnavailable
+from baton.core.errors import BatonError
 from baton.core.telemetry import Meter
 from baton.core.types import Plan, PlanQuery
+from baton.state.outage import RegistryOutage
 from services.planner.config import PlannerConfig
 from services.planner.fleet import FleetView, InFlight
 from services.planner.policy import Noise, plan
 
 log = logging.getLogger(__name__)
-
-MISSES_BEFORE_AWAY = 3  # a single slow answer is not worth a line
 
 
 class Planner:
@@ -40,7 +39,7 @@ class Planner:
         self._noise = noise
         self._view = FleetView()
         self._in_flight = InFlight(clock, config.in_flight_seconds)
-        self._misses = 0
+        self._outage = RegistryOutage(log, "planning from the last picture")
         self._plans = meter.counter("plans", "Answered queries", ("reason",))
         self._refused = meter.counter("plans_refused", "Queries without a plan", ("reason",))
         self._seconds = meter.histogram(
@@ -60,17 +59,9 @@ class Planner:
         return decided
 
     async def refresh(self) -> None:
-        """Look at the registry once. While it is away the last picture stays; each change is logged once."""
-        try:
+        """Look at the registry once. While it is away the last picture stays."""
+        with self._outage.forgiven():
             self._view.update(await self._registry.processes())
-        except StateUnavailable as error:
-            self._misses += 1
-            if self._misses == MISSES_BEFORE_AWAY:
-                log.warning("registry is away, planning from the last picture", extra={"error": error.message})
-            return
-        if self._misses >= MISSES_BEFORE_AWAY:
-            log.info("registry is back")
-        self._misses = 0
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -12,10 +12,9 @@ from baton.core.background import background
 from baton.core.clock import Clock
 from baton.core.errors import StateUnavailable
 from baton.core.types import EngineStats, ModelCard, ProcessRecord, WorkerState
+from baton.state.outage import RegistryOutage
 
 log = logging.getLogger(__name__)
-
-MISSES_BEFORE_AWAY = 3  # a single slow answer is not worth a line
 
 
 class Registration:
@@ -34,7 +33,7 @@ class Registration:
         self._record = record
         self._stats: Callable[[], EngineStats] = EngineStats
         self._measured = (clock.now(), 0)  # when, and tokens generated until then
-        self._misses = 0
+        self._outage = RegistryOutage(log, "carrying on")
 
     @property
     def record(self) -> ProcessRecord:
@@ -64,16 +63,8 @@ class Registration:
     async def renew(self) -> None:
         beats = self._record.beats + 1
         self._record = replace(self._record, stats=self._stats(), tokens_per_second=self._rate(), beats=beats)
-        try:
+        with self._outage.forgiven():
             await self._registry.register(self._record, self._lease)
-        except StateUnavailable as error:
-            self._misses += 1
-            if self._misses == MISSES_BEFORE_AWAY:
-                log.warning("registry is away, carrying on", extra={"error": error.message})
-            return
-        if self._misses >= MISSES_BEFORE_AWAY:
-            log.info("registry is back")
-        self._misses = 0
 
     @asynccontextmanager
     async def kept(self) -> AsyncIterator[None]:
