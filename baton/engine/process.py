@@ -7,23 +7,20 @@ channel does, or with the front's death; a bug in the runner ends it with a trac
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable
 
 from baton.core.clock import Clock, SystemClock
 from baton.core.errors import BatonError, ConfigError
+from baton.core.tether import die_with_parent
 from baton.engine.channel import ChannelClosed, SyncChannel
 from baton.engine.config import EngineConfig
 from baton.engine.core import EngineCore
 from baton.engine.fake import FakeRunner, fake_card
 from baton.engine.messages import Load, LoadFailed, Loading, Ready
 from baton.engine.runner import Runner
-
-PR_SET_PDEATHSIG = 1
 
 
 def serve(runner: Runner, config: EngineConfig, channel: SyncChannel, clock: Clock) -> None:
@@ -61,14 +58,6 @@ def load_runner(config: EngineConfig, report: Callable[[str], None]) -> Runner:
     return build_runner(config)
 
 
-def _tie_to_parent(parent: int) -> None:
-    """Die with the front, even if it is killed; exit at once if that has happened already."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit(1)
-
-
 def _prepare_threads(config: EngineConfig) -> None:
     """Read by OpenMP when torch is loaded. Idle OpenMP threads must not spin: they would starve the other worker."""
     os.environ["GOMP_SPINCOUNT"] = "0"
@@ -80,7 +69,7 @@ def main() -> None:
     options.add_argument("--fd", type=int, required=True, help="file descriptor of the channel to the front")
     options.add_argument("--parent", type=int, required=True, help="process id of the front")
     arguments = options.parse_args()
-    _tie_to_parent(arguments.parent)
+    die_with_parent(arguments.parent)
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group; the front drains, then hangs up
         signal.signal(number, signal.SIG_IGN)
     channel = SyncChannel(socket.socket(fileno=arguments.fd))
