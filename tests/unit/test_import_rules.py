@@ -95,3 +95,15 @@ def test_every_imported_library_is_declared() -> None:
                 if declared.isdisjoint(map(canonical, owners)):
                     undeclared.add(f"{source.relative_to(ROOT)}: {library}")
     assert undeclared == set()
+
+
+def test_every_file_of_a_package_is_installed_with_it() -> None:
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["*"]
+    suffixes = {".py", *(Path(pattern).suffix for pattern in patterns)}
+    left_out = {
+        str(path.relative_to(ROOT))
+        for package in OURS
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and path.suffix not in suffixes | {".md", ".pyc"}
+    }
+    assert left_out == set()
