@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from baton.core.clock import Clock
 from baton.core.errors import BatonError
-from baton.core.telemetry import Meter
+from baton.core.telemetry import Meter, log_context
 from baton.core.types import GenerateChunk, Placement, Usage
 
 log = logging.getLogger(__name__)
@@ -107,13 +107,14 @@ class RequestMeters:
     def request(self, model: str, subject: Mapping[str, str]) -> Iterator[RequestRecord]:
         """One request for as long as the block lasts; an error that leaves it counts under its reason.
 
-        ``subject`` tells in the log line whose request it was. The block may correct the record's ``model``.
+        ``subject`` tells in log lines whose request it is. The block may correct the record's ``model``.
         """
         record = RequestRecord(self._clock, model)
         self._running += 1
         self._in_flight.set(self._running)
         try:
-            yield record
+            with log_context(**subject):
+                yield record
         except BatonError as error:
             record.outcome = error.reason
             raise

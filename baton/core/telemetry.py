@@ -2,8 +2,29 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Protocol
+
+_log_fields: ContextVar[Mapping[str, str]] = ContextVar("baton_log_fields", default=MappingProxyType({}))
+
+
+@contextmanager
+def log_context(**fields: str) -> Iterator[None]:
+    """Add fields (request_id, tenant, ...) to every line logged inside the block, and in tasks started there."""
+    before = _log_fields.get()
+    _log_fields.set({**before, **fields})
+    try:
+        yield
+    finally:
+        _log_fields.set(before)  # not reset: a stream that nobody closed is ended by the loop, in another context
+
+
+def log_fields() -> Mapping[str, str]:
+    """What the blocks around this code say of its log lines."""
+    return _log_fields.get()
 
 
 class Counter(Protocol):

@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from contextvars import Context
 from dataclasses import replace
 from itertools import count
 from types import TracebackType
@@ -98,7 +99,8 @@ class DecodeLink(DecodeApi):
         if self._clock.now() < self._retry_at:
             raise PeerUnavailable(f"{name} could not be reached a moment ago, {self._failures} times in a row")
         attachment = _Attachment(self._worker, self._hello, self._security, self._policy, self._clock)
-        task = asyncio.create_task(attachment.run(self._account_for), name=f"link to {name}")
+        # The link belongs to no request, not even to the one that was first to need it: neither do its log lines.
+        task = asyncio.create_task(attachment.run(self._account_for), name=f"link to {name}", context=Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return attachment

@@ -19,6 +19,7 @@ from baton.core.clock import Clock, SystemClock
 from baton.core.deadline import Deadline
 from baton.core.errors import BatonError, InvalidRequest
 from baton.core.streams import closing
+from baton.core.telemetry import log_context
 from baton.core.types import DecodeRequest
 from baton.rpc.calls import Calls
 from baton.rpc.errors import being_cancelled, unexpected
@@ -226,8 +227,10 @@ class _Requests:
 
     async def _answer(self, message: pb.OpenRequest) -> None:
         error: BatonError | None = None
+        about = log_context(request_id=message.tokens.request_id, tenant=message.tokens.tenant)
         try:
-            await self._stream(message)
+            with about:
+                await self._stream(message)
         except BatonError as raised:
             error = raised
         except (Exception, asyncio.CancelledError) as bug:  # the edge: one request's bug must not end its link

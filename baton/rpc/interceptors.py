@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -20,12 +21,15 @@ from google.protobuf.message import DecodeError
 from baton.core.clock import Ids
 from baton.core.errors import BatonError, InvalidRequest, Unauthenticated
 from baton.core.streams import closing
+from baton.core.telemetry import log_context
 from baton.rpc.calls import Calls
 from baton.rpc.channels import AUTHORIZATION_KEY, REQUEST_ID_KEY, bearer, same_secret
 from baton.rpc.errors import being_cancelled, status_code, trailing_metadata, unexpected
 
 HEALTH_SERVICE: Final = "grpc.health.v1.Health"
 MAX_REQUEST_ID: Final = 128
+
+_log = logging.getLogger(__name__)
 
 # gRPC hands us handlers of any service, so their messages and contexts have no narrower type here.
 Handler = Any
@@ -94,6 +98,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # pyright: ignore[reportMiss
         service, _, name = method.rpartition("/")
         try:
             async with AsyncExitStack() as stack:
+                stack.enter_context(log_context(request_id=request_id, method=method))
                 if service in self._counted:
                     stack.enter_context(self._calls.measured(f"{service.rpartition('.')[2]}/{name}"))
                 self._authenticate(service, metadata)
@@ -159,6 +164,7 @@ def _tolerant(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], A
 
 def _readable(request: Any) -> Any:
     if isinstance(request, Undecodable):
+        _log.warning("undecodable message", extra={"type": request.type_name, "cause": request.cause})
         raise InvalidRequest(f"cannot decode {request.type_name}: {request.cause}", field=request.type_name)
     return request
 

@@ -1,28 +1,16 @@
-"""Structured logs: one JSON object a line on standard error, with the request's identity where there is one."""
+"""Structured logs: one JSON object a line on standard error, with what ``log_context`` says of the work at hand."""
 
 from __future__ import annotations
 
-import contextvars
 import json
 import logging
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TextIO
 
-_context: contextvars.ContextVar[tuple[tuple[str, str], ...]] = contextvars.ContextVar("baton_log_context", default=())
+from baton.core.telemetry import log_fields
+
 _PLAIN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
-
-
-@contextmanager
-def log_context(**fields: str) -> Iterator[None]:
-    """Add fields (request_id, tenant, worker ...) to every line logged inside the block."""
-    token = _context.set((*_context.get(), *fields.items()))
-    try:
-        yield
-    finally:
-        _context.reset(token)
 
 
 class JsonFormatter(logging.Formatter):
@@ -38,7 +26,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        line.update(_context.get())
+        line.update(log_fields())
         line.update({key: value for key, value in record.__dict__.items() if key not in _PLAIN})
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)

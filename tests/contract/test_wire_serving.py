@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from baton.core.errors import ConfigError, InvalidRequest, Overloaded, PeerUnavailable, Unauthenticated
-from baton.core.telemetry import SilentMeter
-from baton.core.types import Candidate, DecodeRequest, KvChunk, Plan, PrefillRequest
+from baton.core.telemetry import SilentMeter, log_fields
+from baton.core.types import Candidate, DecodeRequest, KvChunk, Plan, PrefillRequest, TokenChunk
 from baton.rpc.channels import ClientSecurity, ClientTls, open_channel
 from baton.rpc.errors import from_rpc_error
 from baton.rpc.kvreceiver import KvReceiverClient, kvreceiver_service
@@ -28,6 +29,7 @@ from tests.contract.wire_doubles import (
     QUERY,
     TICKET,
     TOKENS,
+    Script,
     ScriptedDecode,
     ScriptedPlanner,
     ScriptedPrefill,
@@ -65,7 +67,9 @@ def raw(channel: grpc.aio.Channel, method: str) -> Callable[..., Any]:
         ("/baton.v1.KvReceiverService/Offer", "baton.v1.OfferRequest"),
     ],
 )
-def test_bytes_that_are_no_message_are_refused_by_its_name_and_the_service_goes_on(method: str, message: str) -> None:
+def test_bytes_that_are_no_message_are_refused_by_its_name_and_the_service_goes_on(
+    method: str, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async def run() -> None:
         services = (
             planner_service(ScriptedPlanner(answers(PLAN))),
@@ -83,6 +87,7 @@ def test_bytes_that_are_no_message_are_refused_by_its_name_and_the_service_goes_
             assert await soon(PlannerClient(peer).plan(QUERY)) == PLAN
 
     asyncio.run(run())
+    assert [vars(r)["type"] for r in caplog.records if r.getMessage() == "undecodable message"] == [message]
 
 
 def test_garbage_on_a_link_is_refused_by_its_name() -> None:
@@ -204,6 +209,34 @@ def test_the_request_id_comes_back_whatever_the_call_ended_with() -> None:
                 assert dict(await soon(call.trailing_metadata()))["x-request-id"].startswith("req-")
 
     asyncio.run(run())
+
+
+def test_log_lines_name_the_request_that_they_are_about() -> None:
+    said: list[Mapping[str, str]] = []
+
+    async def act() -> Plan:
+        said.append(log_fields())
+        return PLAN
+
+    async def chunks(_: DecodeRequest) -> AsyncIterator[TokenChunk]:
+        said.append(log_fields())
+        yield TokenChunk((1,))
+
+    async def run() -> None:
+        planner = ScriptedPlanner(Script(act))
+        async with (
+            wire(planner_service(planner), served_decode(ScriptedDecode(chunks))) as (server, peer),
+            link_to(server.address) as link,
+        ):
+            await soon(PlannerClient(peer).plan(QUERY))
+            for request_id in ("req-8", "req-9"):
+                tokens = replace(TOKENS, request_id=request_id, tenant="acme")
+                assert [chunk async for chunk in link.generate(DecodeRequest(tokens))]
+
+    asyncio.run(run())
+    assert [fields["request_id"] for fields in said] == ["req-1", "req-8", "req-9"]
+    assert [fields.get("tenant") for fields in said] == [None, "acme", "acme"]
+    assert log_fields() == {}
 
 
 def test_health_tells_readiness_by_service_and_liveness_for_the_process() -> None:

@@ -8,8 +8,9 @@ import logging
 import pytest
 
 from baton.core.errors import ConfigError
+from baton.core.telemetry import log_context
 from baton.telemetry.http import Endpoints, serve_http
-from baton.telemetry.logs import JsonFormatter, log_context
+from baton.telemetry.logs import JsonFormatter
 from baton.telemetry.metrics import PrometheusMeter
 
 
