@@ -1,4 +1,4 @@
-"""API keys from one file: who is calling, which models they may use, and their KV salt.
+"""API keys from one file: who is calling, which models they may use, how urgent they are, and their KV salt.
 
 A key reads ``ID.SECRET``; the file holds the SHA-256 of the secret only. A secret has 256 random bits, so nothing
 slower than SHA-256 is called for. The file (TOML, or JSON by its suffix)::
@@ -9,6 +9,7 @@ slower than SHA-256 is called for. The file (TOML, or JSON by its suffix)::
     tenant = "local"
     secret_sha256 = "<hex>"
     models = ["smollm2-135m-instruct"]   # optional: without it, all
+    priority = 10                        # optional, -100 to 100, 0 without it: higher goes first in every queue
 
 Gateways that share the file derive the same salts, so their tenants share prefix hits across gateways.
 """
@@ -30,6 +31,7 @@ from baton.core.types import Principal
 
 SALT_BYTES = 16
 MIN_SECRET_DIGITS = 32
+MAX_PRIORITY = 100
 _NOBODY = hashlib.sha256(b"").hexdigest()
 
 
@@ -41,6 +43,7 @@ class ApiKey:
     tenant: str
     secret_sha256: str = field(repr=False)
     models: tuple[str, ...] | None = None
+    priority: int = 0
 
 
 def new_key(key_id: str, tenant: str, models: tuple[str, ...] | None = None) -> tuple[str, ApiKey]:
@@ -60,6 +63,7 @@ def dump_keys(server_secret: str, keys: Iterable[ApiKey]) -> str:
     entries = [
         {"id": key.id, "tenant": key.tenant, "secret_sha256": key.secret_sha256}
         | ({} if key.models is None else {"models": list(key.models)})
+        | ({} if key.priority == 0 else {"priority": key.priority})
         for key in keys
     ]
     return json.dumps({"server_secret": server_secret, "keys": entries}, indent=2) + "\n"
@@ -88,7 +92,7 @@ class KeyRing:
         matches = hmac.compare_digest(hashlib.sha256(secret.encode()).hexdigest(), expected)
         if key is None or not matches:
             raise Unauthenticated("the API key is not valid")
-        return Principal(tenant=key.tenant, key_id=key.id, salt=self.salt(key.tenant))
+        return Principal(key.tenant, key.id, self.salt(key.tenant), key.priority)
 
     def salt(self, tenant: str) -> bytes:
         """What keeps this tenant's KV blocks apart from everyone else's."""
@@ -124,7 +128,7 @@ def load_keys(path: Path) -> KeyRing:
 
 
 def _parse_key(entry: object, where: str) -> ApiKey:
-    table = _table(entry, where, {"id", "tenant", "secret_sha256", "models"})
+    table = _table(entry, where, {"id", "tenant", "secret_sha256", "models", "priority"})
     digest = _text(table, "secret_sha256", where).lower()
     if len(digest) != len(_NOBODY) or set(digest) - set("0123456789abcdef"):
         raise ConfigError(f"{where}.secret_sha256: must be {len(_NOBODY)} hex digits, got {len(digest)} characters")
@@ -137,7 +141,15 @@ def _parse_key(entry: object, where: str) -> ApiKey:
     key_id = _text(table, "id", where)
     if "." in key_id:
         raise ConfigError(f"{where}.id: must hold no dot, got {key_id!r}")
-    return ApiKey(key_id, _text(table, "tenant", where), digest, allowed)
+    return ApiKey(key_id, _text(table, "tenant", where), digest, allowed, _priority(table, where))
+
+
+def _priority(table: Mapping[str, object], where: str) -> int:
+    value = table.get("priority", 0)
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) > MAX_PRIORITY:
+        limit = f"must be an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}"
+        raise ConfigError(f"{where}.priority: {limit}, got {value!r}")
+    return value
 
 
 def _table(value: object, where: str, known: set[str]) -> Mapping[str, object]:

@@ -70,7 +70,7 @@ class Gateway:
         subject = {"request_id": request.request_id[:MAX_REQUEST_ID], "tenant": principal.tenant}
         with self._parts.meters.request(request.model, subject) as record:
             check_request(request, self._policy.limits)
-            record.model = self._model_name(request.model)
+            record.model = self._model_name(request.model, principal)
             request = replace(request, model=record.model)
             lifeline = Lifeline(self._policy.default_timeout if request.timeout is None else request.timeout)
             async with self._parts.running.own(principal.tenant, request.request_id, lifeline):
@@ -82,15 +82,14 @@ class Gateway:
 
     async def count_tokens(self, request: GenerateRequest, principal: Principal) -> tuple[int, ...]:
         check_prompt(request, self._policy.limits)
-        card = self._card(self._model_name(request.model), principal)
+        card = self._card(self._model_name(request.model, principal), principal)
         return await self._parts.prompts.prompt_ids(request, card)
 
     async def list_models(self, principal: Principal) -> Sequence[ModelInfo]:
-        names = [name for name in self._served() if self._parts.keys.allows(principal, name)]
-        return [await self.get_model(name, principal) for name in names]
+        return [await self.get_model(name, principal) for name in self._served(principal)]
 
     async def get_model(self, model: str, principal: Principal) -> ModelInfo:
-        card = self._card(self._model_name(model), principal)
+        card = self._card(self._model_name(model, principal), principal)
         text = self._parts.prompts.text_of(card.model)
         return ModelInfo(
             model=card.model,
@@ -102,11 +101,11 @@ class Gateway:
             workers=len(self._parts.fleet.ready(card.model)),
         )
 
-    def _model_name(self, asked: str) -> str:
-        """Raises InvalidRequest when none is named and several are served."""
+    def _model_name(self, asked: str, principal: Principal) -> str:
+        """Raises InvalidRequest when none is named and the caller may use several."""
         if asked or self._policy.default_model:
             return asked or self._policy.default_model
-        served = self._served()
+        served = self._served(principal)
         if len(served) == 1:
             return served[0]
         raise InvalidRequest(f"model: must be named, one of {', '.join(served) or 'none served yet'}", field="model")
@@ -116,22 +115,32 @@ class Gateway:
         self._parts.keys.check_model(principal, model)
         card = self._parts.fleet.card(model)
         if card is None:
-            served = [name for name in self._served() if self._parts.keys.allows(principal, name)]
-            raise UnknownModel(f"model: must be one of {', '.join(served) or 'none served yet'}, got {model!r:.100}")
+            served = ", ".join(self._served(principal)) or "none served yet"
+            raise UnknownModel(f"model: must be one of {served}, got {model!r:.100}")
         return card
 
-    def _served(self) -> tuple[str, ...]:
-        """Raises StateUnavailable while the fleet is not known: then no name is known to be wrong."""
+    def _served(self, principal: Principal) -> tuple[str, ...]:
+        """The models that the caller may use, and no other name.
+
+        Raises StateUnavailable while the fleet is not known: then no name is known to be wrong.
+        """
         if not self._parts.fleet.known:
             raise StateUnavailable("the gateway does not know the fleet yet: the registry has not answered")
-        return self._parts.fleet.models
+        return tuple(name for name in self._parts.fleet.models if self._parts.keys.allows(principal, name))
 
     async def _choices(self, request: GenerateRequest, principal: Principal, lifeline: Lifeline) -> list[ChoiceStream]:
         card = self._card(request.model, principal)
         prompt = await lifeline.within(self._parts.prompts.prompt_ids(request, card), "the tokenizer")
         check_token_ids(request, prompt, card)
         max_tokens = fit_max_tokens(request, len(prompt), card, self._policy.limits)
-        query = PlanQuery(request.request_id, card.model, principal.tenant, len(prompt), max_tokens)
+        query = PlanQuery(
+            request.request_id,
+            card.model,
+            principal.tenant,
+            prompt_tokens=len(prompt),
+            max_tokens=max_tokens,
+            priority=principal.priority,
+        )
         eos = frozenset[int]() if request.stop.ignore_eos else frozenset(card.eos_token_ids)
         base = TokenRequest(
             request_id=request.request_id,
@@ -141,6 +150,7 @@ class Gateway:
             stop=replace(request.stop, max_tokens=max_tokens),
             logprobs=request.logprobs,
             prompt_logprobs=request.prompt_logprobs,
+            priority=principal.priority,
             tenant=principal.tenant,
             salt=principal.salt,
         )

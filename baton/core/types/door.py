@@ -72,8 +72,9 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who is calling: made by the gateway from an API key, never by a client."""
+    """Who is calling: made by the gateway from an API key, never by a client. Higher ``priority`` is served first."""
 
     tenant: str
     key_id: str
     salt: bytes = field(default=b"", repr=False)
+    priority: int = 0

@@ -194,13 +194,14 @@ class Fleet:
         relay: RelayPolicy | None = None,
         text: bool = True,
         meter: Meter | None = None,
+        key_models: tuple[str, ...] | None = None,
     ) -> None:
         self.workers = {worker.worker_id: worker for worker in workers}
         self.planner = planner or RankedPlanner(list(self.workers))
         clock = SystemClock()
         self.view = FleetView(clock)
         self.view.update([record(worker_id) for worker_id in self.workers])
-        self.key, stored = new_key("local", "acme")
+        self.key, stored = new_key("local", "acme", key_models)
         self.keys = KeyRing("0" * 64, [stored])
         self.caller: Principal = self.keys.authenticate(self.key)
         self.tokenizer = byte_tokenizer()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,14 @@ def test_what_is_written_is_read_again_and_holds_no_secret(tmp_path: Path) -> No
     assert load_keys(path).authenticate(key).tenant == "acme"
 
 
+def test_a_key_may_have_a_priority(tmp_path: Path) -> None:
+    (plain, stored), (urgent, other) = new_key("a", "acme"), new_key("b", "acme")
+    path = tmp_path / "keys.json"
+    path.write_text(dump_keys(SECRET, [stored, replace(other, priority=10)]))
+    ring = load_keys(path)
+    assert (ring.authenticate(plain).priority, ring.authenticate(urgent).priority) == (0, 10)
+
+
 def test_reads_toml(tmp_path: Path) -> None:
     key, stored = new_key("a", "acme")
     path = tmp_path / "keys.toml"
@@ -77,6 +86,8 @@ ENTRY: dict[str, object] = {"id": "a", "tenant": "acme", "secret_sha256": "0" * 
         ({"server_secret": SECRET, "keys": [ENTRY | {"tenant": ""}]}, "tenant"),
         ({"server_secret": SECRET, "keys": [ENTRY | {"secret_sha256": "zz"}]}, "secret_sha256"),
         ({"server_secret": SECRET, "keys": [ENTRY | {"models": "small"}]}, "models"),
+        ({"server_secret": SECRET, "keys": [ENTRY | {"priority": 101}]}, "priority: must be an integer .* got 101"),
+        ({"server_secret": SECRET, "keys": [ENTRY | {"priority": True}]}, "priority"),
         ({"server_secret": SECRET, "keys": [ENTRY | {"id": "a.b"}]}, "dot"),
         ({"server_secret": SECRET, "keys": [ENTRY, ENTRY]}, "twice"),
         ({"server_secret": SECRET, "keys": {}}, "list"),

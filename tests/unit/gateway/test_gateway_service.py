@@ -27,6 +27,7 @@ from gateway.fanout import choice_seed
 from gateway.relay import RelayPolicy
 from gateway.service import GatewayPolicy
 from tests.unit.gateway.doubles import (
+    CARD,
     MODEL,
     VOCAB,
     Answer,
@@ -37,6 +38,7 @@ from tests.unit.gateway.doubles import (
     answer,
     candidate,
     draw,
+    record,
     spelling,
 )
 
@@ -61,6 +63,33 @@ async def eventually(condition: Callable[[], bool]) -> None:
 
 
 # --- one hop ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_keys_priority_goes_to_the_planner_and_to_the_worker() -> None:
+    async def run() -> None:
+        worker = ScriptedDecode("w0")
+        fleet = Fleet(worker)
+        fleet.caller = replace(fleet.caller, priority=7)
+        await fleet.ask(ASK)
+        assert [query.priority for query in fleet.planner.queries] == [7]
+        assert [request.tokens.priority for request in worker.requests] == [7]
+
+    asyncio.run(run())
+
+
+def test_a_key_bound_to_one_model_neither_names_it_nor_hears_of_others() -> None:
+    def serving_two(key_models: tuple[str, ...] | None) -> Fleet:
+        fleet = Fleet(ScriptedDecode("w0"), key_models=key_models)
+        fleet.view.update([record("w0"), record("w1", card=replace(CARD, model="secret"))])
+        return fleet
+
+    unnamed = replace(ASK, model="")
+    assert answer(asyncio.run(serving_two((MODEL,)).ask(unnamed))).finish is not None
+    with pytest.raises(InvalidRequest, match="one of secret, toy"):
+        asyncio.run(serving_two(None).ask(unnamed))
+    with pytest.raises(InvalidRequest) as refused:
+        asyncio.run(serving_two(("others",)).ask(unnamed))
+    assert "secret" not in refused.value.message
 
 
 def test_an_answer_has_its_ids_text_logprobs_and_usage() -> None:
