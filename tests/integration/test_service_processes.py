@@ -223,7 +223,7 @@ def test_redis_gone_does_not_touch_running_requests(tmp_path: Path) -> None:
                     async for chunk in chunks:
                         whole = whole.plus(chunk)
                 assert len(whole.token_ids) == 6000
-            again = await answer(found, records, request("without redis"))
+            again = await answer(found, records, request("without-redis"))
             assert again.placement and again.placement.prefill_mode is PrefillMode.REMOTE
             found.signal("decode-0", signal.SIGTERM)
             assert await found.ended("decode-0") == 0
