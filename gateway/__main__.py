@@ -33,7 +33,7 @@ async def serve(arguments: Arguments) -> None:
     async with service_process(arguments.id, Role.GATEWAY, config, state) as process:
         fleet = FleetView(process.clock, down_seconds=config.down_seconds)
         watch = FleetWatch(process.registry, fleet, process.clock, interval=config.fleet_poll_ms / 1000)
-        open_link = partial(_open_link, gateway_id=arguments.id, config=config)
+        open_link = partial(_open_link, process)
         async with watch.running(), tended(LinkPool(open_link, fleet), process.clock) as links:
             gateway = build_gateway(
                 keys=keys,
@@ -64,8 +64,9 @@ def _load_texts(directories: Mapping[str, Path], clock: Clock) -> dict[str, Mode
     return found
 
 
-def _open_link(worker: Candidate, *, gateway_id: str, config: GatewayConfig) -> DecodeLink:
-    return DecodeLink(worker, gateway_id=gateway_id, security=config.client_security())
+def _open_link(process: ServiceProcess, worker: Candidate) -> DecodeLink:
+    security = process.config.client_security()
+    return DecodeLink(worker, gateway_id=process.id, security=security, tracer=process.tracer)
 
 
 def _connect_planner(process: ServiceProcess, address: str) -> PlannerClient:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from types import MappingProxyType
-from typing import Protocol
+from typing import Final, Protocol
 
 _log_fields: ContextVar[Mapping[str, str]] = ContextVar("baton_log_fields", default=MappingProxyType({}))
 
@@ -52,8 +52,15 @@ class Meter(Protocol):
 
 
 class Tracer(Protocol):
-    def span(self, name: str, **attributes: str | int | float) -> AbstractContextManager[None]:
-        """A span around a piece of work, child of the current one."""
+    """Spans follow a request from process to process: a caller sends its ``traceparent``, the callee's span has it as
+    ``parent``. It is the W3C trace context of that name; empty for none."""
+
+    def span(self, name: str, *, parent: str = "", **attributes: str | int | float) -> AbstractContextManager[None]:
+        """A span around a piece of work, child of ``parent`` or else of the current one."""
+        ...
+
+    def traceparent(self) -> str:
+        """The current span, for another process."""
         ...
 
 
@@ -81,5 +88,11 @@ class SilentMeter:
 
 
 class SilentTracer:
-    def span(self, name: str, **attributes: str | int | float) -> AbstractContextManager[None]:
+    def span(self, name: str, *, parent: str = "", **attributes: str | int | float) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def traceparent(self) -> str:
+        return ""
+
+
+SILENT_TRACER: Final = SilentTracer()

@@ -15,11 +15,13 @@ import grpc
 import grpc.aio
 
 from baton.core.errors import BatonError, ConfigError, InvalidRequest, PeerUnavailable, Unauthenticated
+from baton.core.telemetry import SILENT_TRACER, Tracer
 from baton.rpc.errors import being_cancelled, from_rpc_error, is_bare
 
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 REQUEST_ID_KEY: Final = "x-request-id"
 AUTHORIZATION_KEY: Final = "authorization"
+TRACEPARENT_KEY: Final = "traceparent"
 CONNECT_SECONDS: Final = 1.0
 
 T = TypeVar("T")
@@ -110,6 +112,7 @@ class PeerChannel:
     address: str
     channel: grpc.aio.Channel = field(repr=False)
     token: str = field(default="", repr=False)
+    tracer: Tracer = field(default=SILENT_TRACER, repr=False)
 
     def metadata(self, request_id: str = "") -> grpc.aio.Metadata:
         """What every call brings. Raises InvalidRequest or Unauthenticated for characters that no header can carry."""
@@ -122,6 +125,8 @@ class PeerChannel:
         pairs = [(REQUEST_ID_KEY, request_id)] if request_id else []
         if self.token:
             pairs.append((AUTHORIZATION_KEY, bearer(self.token)))
+        if traceparent := self.tracer.traceparent():
+            pairs.append((TRACEPARENT_KEY, traceparent))
         return grpc.aio.Metadata(*pairs)
 
     async def answer(self, call: Awaitable[T]) -> T:
@@ -158,7 +163,10 @@ class PeerChannel:
 
 
 def open_channel(
-    address: str, security: ClientSecurity = NO_SECURITY, keepalive: Keepalive = DEFAULT_KEEPALIVE
+    address: str,
+    security: ClientSecurity = NO_SECURITY,
+    keepalive: Keepalive = DEFAULT_KEEPALIVE,
+    tracer: Tracer = SILENT_TRACER,
 ) -> PeerChannel:
     """A channel with its own connection to ``host:port``. Nothing is sent before the first call."""
     options: list[Option] = [
@@ -179,20 +187,26 @@ def open_channel(
         channel = grpc.aio.insecure_channel(address, options=options)
     else:
         channel = grpc.aio.secure_channel(address, security.tls.credentials(), options=options)
-    return PeerChannel(address, channel, security.token)
+    return PeerChannel(address, channel, security.token, tracer)
 
 
 class ChannelPool:
     """One channel an address, opened when first asked for, all closed at the end of the ``async with``."""
 
-    def __init__(self, security: ClientSecurity = NO_SECURITY, keepalive: Keepalive = DEFAULT_KEEPALIVE) -> None:
+    def __init__(
+        self,
+        security: ClientSecurity = NO_SECURITY,
+        keepalive: Keepalive = DEFAULT_KEEPALIVE,
+        tracer: Tracer = SILENT_TRACER,
+    ) -> None:
         self._security = security
         self._keepalive = keepalive
+        self._tracer = tracer
         self._channels: dict[str, PeerChannel] = {}
 
     def get(self, address: str) -> PeerChannel:
         if address not in self._channels:
-            self._channels[address] = open_channel(address, self._security, self._keepalive)
+            self._channels[address] = open_channel(address, self._security, self._keepalive, self._tracer)
         return self._channels[address]
 
     async def discard(self, address: str) -> None:

@@ -23,7 +23,8 @@ from baton.core.api import DecodeApi
 from baton.core.clock import Clock, Ids, RandomIds, SystemClock
 from baton.core.deadline import Deadline
 from baton.core.errors import BatonError, Cancelled, Expired, InvalidRequest, PeerUnavailable
-from baton.core.types import Candidate, DecodeRequest, TokenChunk
+from baton.core.telemetry import SILENT_TRACER, Tracer
+from baton.core.types import Candidate, DecodeRequest, TokenChunk, TokenRequest
 from baton.rpc.channels import NO_SECURITY, ClientSecurity, open_channel
 from baton.rpc.chunk_buffer import ChunkBuffer
 from baton.rpc.errors import from_detail, from_rpc_error, unexpected
@@ -60,8 +61,10 @@ class DecodeLink(DecodeApi):
         policy: LinkPolicy = DEFAULT_LINK_POLICY,
         clock: Clock | None = None,
         ids: Ids | None = None,
+        tracer: Tracer = SILENT_TRACER,
     ) -> None:
         self._worker = worker
+        self._tracer = tracer
         self._security = security
         self._policy = policy
         self._clock = clock or SystemClock()
@@ -79,7 +82,8 @@ class DecodeLink(DecodeApi):
         deadline = Deadline.after(request.tokens.timeout)
         attachment = await deadline.within(self._attached(), f"a link to {self._worker.worker_id}")
         tokens = replace(request.tokens, timeout=deadline.remaining())
-        with attachment.stream(next(self._numbers), replace(request, tokens=tokens)) as buffer:
+        opening = open_to_wire(next(self._numbers), replace(request, tokens=tokens), self._tracer.traceparent())
+        with attachment.stream(opening, tokens) as buffer:
             while (chunk := await buffer.get()) is not None:
                 yield chunk
 
@@ -150,16 +154,16 @@ class _Attachment:
         self._outgoing.set()
 
     @contextmanager
-    def stream(self, number: int, request: DecodeRequest) -> Iterator[ChunkBuffer]:
+    def stream(self, opening: pb.OpenRequest, tokens: TokenRequest) -> Iterator[ChunkBuffer]:
         """Open a request; leaving the block before its end cancels it, answered or not."""
-        opening = pb.AttachRequest(open=open_to_wire(number, request))
-        buffer = ChunkBuffer(max(0, request.tokens.stop.max_tokens) + BARE_CHUNKS, self._clock)
+        number = opening.stream
+        buffer = ChunkBuffer(max(0, tokens.stop.max_tokens) + BARE_CHUNKS, self._clock)
         self._streams[number] = buffer
-        self._send(opening)
+        self._send(pb.AttachRequest(open=opening))
         timer: asyncio.TimerHandle | None = None
-        if request.tokens.timeout is not None:
+        if tokens.timeout is not None:
             expired = Expired(f"deadline passed while {self._name} answered")
-            timer = asyncio.get_running_loop().call_later(request.tokens.timeout, buffer.close, expired)
+            timer = asyncio.get_running_loop().call_later(tokens.timeout, buffer.close, expired)
         try:
             yield buffer
         finally:

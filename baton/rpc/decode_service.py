@@ -19,7 +19,7 @@ from baton.core.clock import Clock, SystemClock
 from baton.core.deadline import Deadline
 from baton.core.errors import BatonError, InvalidRequest
 from baton.core.streams import closing
-from baton.core.telemetry import log_context
+from baton.core.telemetry import SILENT_TRACER, Tracer, log_context
 from baton.core.types import DecodeRequest
 from baton.rpc.calls import Calls
 from baton.rpc.errors import being_cancelled, unexpected
@@ -50,12 +50,13 @@ def decode_service(
     pulse: Callable[[], EnginePulse],
     policy: LinkPolicy = DEFAULT_LINK_POLICY,
     clock: Clock | None = None,
+    tracer: Tracer = SILENT_TRACER,
 ) -> Service:
     """``pulse`` is read for every heartbeat: the engine's step counter and what it works on."""
     welcome = pb.LinkWelcome(worker_id=worker_id, epoch=epoch, protocol_version=PROTOCOL_VERSION)
 
     def mount(server: grpc.aio.Server, calls: Calls) -> None:
-        servicer = _Servicer(decode, welcome, pulse, policy, clock or SystemClock(), calls)
+        servicer = _Servicer(decode, welcome, pulse, policy, clock or SystemClock(), calls, tracer)
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(servicer, server)
 
     return Service(NAME, mount, counted=False)
@@ -70,8 +71,10 @@ class _Servicer(decode_pb2_grpc.DecodeServiceServicer):
         policy: LinkPolicy,
         clock: Clock,
         calls: Calls,
+        tracer: Tracer,
     ) -> None:
         self._decode = decode
+        self._tracer = tracer
         self._welcome = welcome
         self._pulse = pulse
         self._policy = policy
@@ -84,7 +87,8 @@ class _Servicer(decode_pb2_grpc.DecodeServiceServicer):
     ) -> AsyncIterator[pb.AttachResponse]:
         hello = await self._hello(request_iterator)
         outbox = _Outbox()
-        requests = _Requests(self._decode, outbox, self._calls, replaced=self._sessions.get(hello.session_id))
+        replaced = self._sessions.get(hello.session_id)
+        requests = _Requests(self._decode, outbox, self._calls, self._tracer, replaced)
         self._sessions[hello.session_id] = requests
         patience = replace(self._policy, silence=self._policy.gateway_silence)
         health = PeerHealth(f"gateway {hello.gateway_id}", patience, self._clock.now())
@@ -193,10 +197,13 @@ class _Requests:
     begins before they have ended.
     """
 
-    def __init__(self, decode: DecodeApi, outbox: _Outbox, calls: Calls, replaced: _Requests | None) -> None:
+    def __init__(
+        self, decode: DecodeApi, outbox: _Outbox, calls: Calls, tracer: Tracer, replaced: _Requests | None
+    ) -> None:
         self._decode = decode
         self._outbox = outbox
         self._calls = calls
+        self._tracer = tracer
         self._replaced = replaced
         self._tasks: dict[int, asyncio.Task[None]] = {}
         if replaced is not None:
@@ -227,16 +234,17 @@ class _Requests:
 
     async def _answer(self, message: pb.OpenRequest) -> None:
         error: BatonError | None = None
-        about = log_context(request_id=message.tokens.request_id, tenant=message.tokens.tenant)
+        request_id = message.tokens.request_id
+        about = log_context(request_id=request_id, tenant=message.tokens.tenant)
         try:
-            with about:
+            with about, self._tracer.span(METHOD, parent=message.traceparent, request_id=request_id):
                 await self._stream(message)
         except BatonError as raised:
             error = raised
         except (Exception, asyncio.CancelledError) as bug:  # the edge: one request's bug must not end its link
             if being_cancelled():
                 raise
-            error = unexpected(bug, message.tokens.request_id)
+            error = unexpected(bug, request_id)
         self._outbox.add(end_to_wire(message.stream, error))
 
     async def _stream(self, message: pb.OpenRequest) -> None:

@@ -1,4 +1,4 @@
-"""What happens around every call of a server: request id, service token, drain, metrics, typed errors.
+"""What happens around every call of a server: request id, trace, service token, drain, metrics, typed errors.
 
 One interceptor of our own instead of a stack of libraries': it is the same for unary and streaming calls, and it closes
 a streaming handler in the same task when its client goes away.
@@ -21,9 +21,9 @@ from google.protobuf.message import DecodeError
 from baton.core.clock import Ids
 from baton.core.errors import BatonError, InvalidRequest, Unauthenticated
 from baton.core.streams import closing
-from baton.core.telemetry import log_context
+from baton.core.telemetry import Tracer, log_context
 from baton.rpc.calls import Calls
-from baton.rpc.channels import AUTHORIZATION_KEY, REQUEST_ID_KEY, bearer, same_secret
+from baton.rpc.channels import AUTHORIZATION_KEY, REQUEST_ID_KEY, TRACEPARENT_KEY, bearer, same_secret
 from baton.rpc.errors import being_cancelled, status_code, trailing_metadata, unexpected
 
 HEALTH_SERVICE: Final = "grpc.health.v1.Health"
@@ -47,14 +47,16 @@ class Undecodable:
 class CallInterceptor(grpc.aio.ServerInterceptor):  # pyright: ignore[reportMissingTypeArgument]
     """``counted`` are the full names of the services whose calls are requests: drained and measured one by one.
 
-    The others' (health, reflection, long-lived links) are only identified, authenticated and given typed errors.
+    The others' (health, reflection, long-lived links) are only identified, authenticated and given typed errors. A call
+    that is a request, or part of a caller's trace, has a span.
     """
 
-    def __init__(self, calls: Calls, ids: Ids, token: str, counted: frozenset[str]) -> None:
+    def __init__(self, calls: Calls, ids: Ids, token: str, counted: frozenset[str], tracer: Tracer) -> None:
         self._calls = calls
         self._ids = ids
         self._token = token
         self._counted = counted
+        self._tracer = tracer
 
     async def intercept_service(
         self,
@@ -99,6 +101,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # pyright: ignore[reportMiss
         try:
             async with AsyncExitStack() as stack:
                 stack.enter_context(log_context(request_id=request_id, method=method))
+                parent = str(metadata.get(TRACEPARENT_KEY, ""))
+                if parent or service in self._counted:
+                    stack.enter_context(self._tracer.span(method, parent=parent, request_id=request_id))
                 if service in self._counted:
                     stack.enter_context(self._calls.measured(f"{service.rpartition('.')[2]}/{name}"))
                 self._authenticate(service, metadata)

@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection
 
 from baton.core.clock import Clock, Ids, RandomIds, SystemClock
 from baton.core.errors import ConfigError
-from baton.core.telemetry import Meter
+from baton.core.telemetry import SILENT_TRACER, Meter, Tracer
 from baton.rpc.calls import Calls
 from baton.rpc.channels import DEFAULT_KEEPALIVE, MAX_MESSAGE_BYTES, Keepalive, Option, read_authority, read_pair
 from baton.rpc.interceptors import HEALTH_SERVICE, CallInterceptor
@@ -116,6 +116,7 @@ async def serve(
     *,
     clock: Clock | None = None,
     ids: Ids | None = None,
+    tracer: Tracer = SILENT_TRACER,
 ) -> AsyncIterator[RunningServer]:
     """Serve at ``host:port`` while the block runs, then drain and stop. Port 0: any free one.
 
@@ -123,7 +124,7 @@ async def serve(
     """
     calls = Calls(meter, clock or SystemClock())
     counted = frozenset(service.name for service in services if service.counted)
-    interceptor = CallInterceptor(calls, ids or RandomIds(), policy.token, counted)
+    interceptor = CallInterceptor(calls, ids or RandomIds(), policy.token, counted, tracer)
     server: grpc.aio.Server = _aio.server(interceptors=[interceptor], options=_options(policy.keepalive))
     for service in services:
         service.mount(server, calls)

@@ -14,6 +14,7 @@ from typing import TypeVar
 from baton.core.api import RegistryApi
 from baton.core.clock import Clock, RandomIds, SystemClock
 from baton.core.errors import Cancelled
+from baton.core.telemetry import Tracer
 from baton.core.types import ProcessRecord, Role, WorkerState
 from baton.rpc.channels import ChannelPool, Keepalive
 from baton.rpc.serving import Service, serve
@@ -22,6 +23,7 @@ from baton.state.redis_client import connect
 from baton.state.registry import RedisRegistry
 from baton.telemetry.http import Endpoints, serve_http
 from baton.telemetry.metrics import PrometheusMeter
+from baton.telemetry.traces import OpenTelemetryTracer
 from services.process.address import reserved_port
 from services.process.config import ProcessConfig
 from services.process.registration import Registration
@@ -46,6 +48,7 @@ class ServiceProcess:
     listen: str
     config: ProcessConfig
     meter: PrometheusMeter
+    tracer: Tracer
     clock: Clock
     registry: RegistryApi
     channels: ChannelPool
@@ -55,7 +58,8 @@ class ServiceProcess:
     @asynccontextmanager
     async def serving(self, services: Sequence[Service]) -> AsyncIterator[None]:
         """Serve and be READY while the block lasts; then DRAINING until running requests have ended, or too long."""
-        async with serve(services, self.listen, self.meter, self.config.server_policy(), clock=self.clock):
+        policy = self.config.server_policy()
+        async with serve(services, self.listen, self.meter, policy, clock=self.clock, tracer=self.tracer):
             await self.registration.set_state(WorkerState.READY)
             yield
             await self.registration.set_state(WorkerState.DRAINING)
@@ -84,9 +88,10 @@ async def service_process(
     SIGTERM and SIGINT set ``stopping``. ConfigError when an address cannot be bound.
     """
     meter, clock, epoch = PrometheusMeter(), SystemClock(), RandomIds().epoch()
+    tracer = OpenTelemetryTracer(role.value)
     async with (
         connect(state) as client,
-        ChannelPool(config.client_security(), PEER_KEEPALIVE) as channels,
+        ChannelPool(config.client_security(), PEER_KEEPALIVE, tracer) as channels,
         _address(config) as (address, listen),
     ):
         registry = RedisRegistry(client, state)
@@ -107,6 +112,7 @@ async def service_process(
                     listen,
                     config,
                     meter,
+                    tracer,
                     clock,
                     registry,
                     channels,

@@ -82,7 +82,14 @@ def _services(process: ServiceProcess, engine: EngineClient, parts: WorkerParts)
         return EnginePulse(engine.stats.steps, parts.computing())
 
     return (
-        decode_service(parts.decode, worker_id=process.id, epoch=process.epoch, pulse=pulse, clock=process.clock),
+        decode_service(
+            parts.decode,
+            worker_id=process.id,
+            epoch=process.epoch,
+            pulse=pulse,
+            clock=process.clock,
+            tracer=process.tracer,
+        ),
         prefill_service(parts.prefill),
         kvreceiver_service(parts.receiver),
     )

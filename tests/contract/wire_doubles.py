@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from baton.core.api import DecodeApi, DirectoryApi, KvReceiverApi, PlannerApi, PrefillApi
-from baton.core.telemetry import SilentMeter
+from baton.core.telemetry import SILENT_TRACER, SilentMeter, Tracer
 from baton.core.types import (
     Candidate,
     DecodeRequest,
@@ -170,10 +170,13 @@ class ScriptedDecode(DecodeApi):
 
 @asynccontextmanager
 async def wire(
-    *services: Service, policy: ServerPolicy = QUICK_STOP, security: ClientSecurity = NO_SECURITY
+    *services: Service,
+    policy: ServerPolicy = QUICK_STOP,
+    security: ClientSecurity = NO_SECURITY,
+    tracer: Tracer = SILENT_TRACER,
 ) -> AsyncIterator[tuple[RunningServer, PeerChannel]]:
-    async with serve(services, "127.0.0.1:0", SilentMeter(), policy) as server:
-        channel = open_channel(server.address, security)
+    async with serve(services, "127.0.0.1:0", SilentMeter(), policy, tracer=tracer) as server:
+        channel = open_channel(server.address, security, tracer=tracer)
         try:
             yield server, channel
         finally:
@@ -212,13 +215,20 @@ def served_decode(
     policy: LinkPolicy = PATIENT,
     pulse: Callable[[], EnginePulse] = lambda: EnginePulse(0, 0),
     epoch: int = EPOCH,
+    tracer: Tracer = SILENT_TRACER,
 ) -> Service:
-    return decode_service(domain, worker_id="decode-0", epoch=epoch, pulse=pulse, policy=policy)
+    return decode_service(domain, worker_id="decode-0", epoch=epoch, pulse=pulse, policy=policy, tracer=tracer)
 
 
-def link_to(address: str, policy: LinkPolicy = PATIENT, epoch: int = EPOCH, token: str = "") -> DecodeLink:
+def link_to(
+    address: str,
+    policy: LinkPolicy = PATIENT,
+    epoch: int = EPOCH,
+    token: str = "",
+    tracer: Tracer = SILENT_TRACER,
+) -> DecodeLink:
     worker = Candidate("decode-0", address, epoch)
-    return DecodeLink(worker, gateway_id="gateway-0", policy=policy, security=ClientSecurity(token))
+    return DecodeLink(worker, gateway_id="gateway-0", policy=policy, security=ClientSecurity(token), tracer=tracer)
 
 
 @asynccontextmanager

@@ -25,12 +25,13 @@ from protos.baton.v1 import decode_pb2 as pb
 
 
 @encodes("OpenRequest")
-def open_to_wire(stream: int, request: DecodeRequest) -> pb.OpenRequest:
+def open_to_wire(stream: int, request: DecodeRequest, traceparent: str = "") -> pb.OpenRequest:
     return pb.OpenRequest(
         stream=stream,
         tokens=token_request_to_wire(request.tokens),
         prefill=[candidate_to_wire(candidate) for candidate in request.prefill],
         local_prefill_max_tokens=request.local_prefill_max_tokens,
+        traceparent=traceparent,
     )
 
 
