@@ -84,7 +84,7 @@ down: setup  ## stop what `make up` started
 bench: setup $(PEERS)  ## measure Baton beside transformers on this machine, into build/cpu_speed.json
 	@echo "bench: CPU speed, takes minutes"
 	@mkdir -p build
-	@$(PY) -m bench.cpu_speed --output build/cpu_speed.json
+	@$(BIN)/baton bench cpu --output build/cpu_speed.json
 
 # ------------------------------------------------------------------------------------------------------------ to test
 
