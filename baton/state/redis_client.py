@@ -43,8 +43,21 @@ async def within_budget(call: Awaitable[T], config: StateConfig, what: str) -> T
     budget = (config.timeout_ms + config.connect_timeout_ms) / 1000
     try:
         async with asyncio.timeout(budget):
-            return await call
+            return await _cancellable(call)
     except TimeoutError as error:
         raise StateUnavailable(f"{what}: Redis did not answer within {budget * 1000:.0f} ms") from error
     except (RedisError, OSError) as error:
         raise StateUnavailable(f"{what}: Redis is away: {error}") from error
+
+
+async def _cancellable(call: Awaitable[T]) -> T:
+    """Until Python 3.12 ``asyncio.wait_for``, in which redis-py writes to its socket, loses a cancellation that comes
+    in the same turn as the end of the writing. Whoever cancelled a heartbeat and waits for its end would wait for ever.
+    """
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
+    try:
+        return await call
+    finally:
+        if task is not None and task.cancelling() > before:
+            raise asyncio.CancelledError
