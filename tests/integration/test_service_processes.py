@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.core.errors import BatonError, Overloaded
+from baton.core.errors import BatonError, Overloaded, UnknownModel
 from baton.core.streams import closing
 from baton.core.types import (
     DecodeRequest,
@@ -34,6 +34,24 @@ from tests.processes import Fleet, candidate, children, fleet, is_alive
 
 PAIR = [(Role.PREFILL, "prefill-0"), (Role.DECODE, "decode-0")]
 LONG = StopRules(max_tokens=6000, ignore_eos=True)
+
+WORKER_SERIES = (
+    "worker_time_to_first_token_seconds",
+    "inter_token_latency_seconds",
+    "prefill_seconds",
+    "engine_requests",
+    "kv_blocks",
+    "kv_transfer_latency_seconds",
+    "kv_receive_failures",
+    "kv_send_failures",
+)
+SHOWN = {
+    "decode-0": WORKER_SERIES,
+    "prefill-0": WORKER_SERIES,
+    "planner-0": ("plans", "plans_refused", "plan_seconds"),
+    "kvtransfer-0": ("catalogue_blocks", "catalogue_peers"),
+}
+SHOWN_BY_ALL = ("rpc_requests", "rpc_errors", "rpc_duration_seconds")
 
 
 def link(found: Fleet, record: ProcessRecord) -> DecodeLink:
@@ -80,7 +98,10 @@ def test_fleet_serves_and_shows_what_it_does(tmp_path: Path) -> None:
             planner = PlannerClient(found.channels.get(records["planner-0"].address))
 
             async def planned() -> bool:
-                plan = await planner.plan(PlanQuery("r", "fake", "acme", 200, 10))
+                try:
+                    plan = await planner.plan(PlanQuery("r", "fake", "acme", 200, 10))
+                except UnknownModel:  # it has not looked at the registry since the workers became ready
+                    return False
                 return [c.worker_id for c in (*plan.decode, *plan.prefill)] == ["decode-0", "prefill-0"]
 
             await found.until(planned, "the planner has seen both workers")
@@ -105,6 +126,15 @@ def test_fleet_serves_and_shows_what_it_does(tmp_path: Path) -> None:
                 return {hello.worker_id for hello, _ in await directory.peers()} == {"prefill-0", "decode-0"}
 
             await found.until(announced, "both workers announced themselves")
+
+            async def counted() -> bool:
+                held = series(await page(records["kvtransfer-0"], "/metrics"), "baton_catalogue_blocks")
+                return held == stats.cached_blocks + (await found.records())["prefill-0"].stats.cached_blocks
+
+            await found.until(counted, "the directory counts the workers' cached blocks")
+            for process_id, names in SHOWN.items():
+                text = await page(records[process_id], "/metrics")
+                assert [name for name in (*names, *SHOWN_BY_ALL) if f"# TYPE baton_{name}" not in text] == []
             for process_id in found.started:
                 found.signal(process_id, signal.SIGTERM)
             assert {key: await found.ended(key) for key in found.started} == dict.fromkeys(found.started, 0)
