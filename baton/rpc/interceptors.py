@@ -19,7 +19,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from baton.core.clock import Ids
-from baton.core.errors import BatonError, InvalidRequest, Unauthenticated
+from baton.core.errors import BatonError, Cancelled, InvalidRequest, Unauthenticated
 from baton.core.streams import closing
 from baton.core.telemetry import Tracer, log_context
 from baton.rpc.calls import Calls
@@ -147,7 +147,15 @@ async def _send_all(produced: Any, context: Context) -> None:
         return
     async with closing(produced) as messages:
         async for message in messages:
-            await context.write(message)
+            await send(message, context)
+
+
+async def send(message: Any, context: Context) -> None:
+    """Returns when the transport took the message. Cancelled when the caller is gone and gRPC has not told us yet."""
+    try:
+        await context.write(message)
+    except grpc.aio.InternalError as error:
+        raise Cancelled("the caller is gone") from error
 
 
 def _tolerant(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:

@@ -18,6 +18,7 @@ from baton.core.errors import Cancelled, Expired
 from baton.core.streams import closing
 from baton.core.types import GenerateRequest, Principal
 from baton.rpc.calls import Calls
+from baton.rpc.interceptors import send
 from baton.rpc.serving import Service
 from baton.rpc.wire.gateway import chat_from_wire, count_from_wire, delta_to_wire, generate_from_wire, model_to_wire
 from gateway.keys import KeyRing
@@ -77,7 +78,7 @@ class _Servicer(gateway_pb2_grpc.GatewayServiceServicer):
         """Returns when the transport took the message, which is how a slow client slows its own stream."""
         try:
             async with asyncio.timeout(self._stall_seconds):
-                await context.write(message)
+                await send(message, context)
         except TimeoutError as error:
             raise Cancelled(f"the client read nothing for {self._stall_seconds:g} s") from error
 
