@@ -47,8 +47,8 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, en
         request_line = (await reader.readline()).decode("latin-1").split()
         while (await reader.readline()).strip():
             pass
-    method, path = request_line[0], request_line[1].partition("?")[0]
-    status, body = _respond(method, path, endpoints)
+    method, target = request_line[:2] if len(request_line) >= 2 else ("", "")
+    status, body = _respond(method, target.partition("?")[0], endpoints)
     kind = "text/plain; version=0.0.4; charset=utf-8"
     head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     writer.write(head.encode() + (b"" if method == "HEAD" else body))
@@ -56,6 +56,8 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, en
 
 
 def _respond(method: str, path: str, endpoints: Endpoints) -> tuple[str, bytes]:
+    if not method:
+        return "400 Bad Request", b"no request line\n"
     if method not in ("GET", "HEAD"):
         return "405 Method Not Allowed", b"GET only\n"
     if path == "/metrics":

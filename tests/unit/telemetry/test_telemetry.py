@@ -47,6 +47,18 @@ def test_serves_metrics_health_and_readiness() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("garbage", [b"\r\n\r\n", b"GET\r\n\r\n", b"\xff\xfe\x00\r\n\r\n"])
+def test_bytes_that_are_no_request_are_answered_and_not_logged(
+    garbage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with serve_http("127.0.0.1", 0, Endpoints(lambda: b"", lambda: None)) as address:
+            assert "400 Bad Request" in await get(address, garbage)
+
+    asyncio.run(main())
+    assert not caplog.records
+
+
 def test_log_lines_are_json_and_carry_the_request() -> None:
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
