@@ -94,16 +94,21 @@ class StateDir:
                 if time.monotonic() > deadline:
                     raise ConfigError(f"state-dir {self.path}: a stack runs here already (pid {self.supervisor()})")
                 time.sleep(0.01)
-            lock.truncate(0)
-            lock.write(str(os.getpid()))
-            lock.flush()
-            for stale in self.logs.glob("*.log"):
-                if _OF_A_PROCESS.fullmatch(stale.name):
-                    stale.unlink()
+            with self._usable():
+                self._claim(lock)
             try:
                 yield
             finally:
-                self.record_path.unlink(missing_ok=True)
+                with self._usable():
+                    self.record_path.unlink(missing_ok=True)
+
+    def _claim(self, lock: IO[str]) -> None:
+        """Write who we are, unbuffered, so that a full disk is told here; drop the logs of earlier stacks."""
+        os.ftruncate(lock.fileno(), 0)
+        os.write(lock.fileno(), str(os.getpid()).encode())
+        for stale in self.logs.glob("*.log"):
+            if _OF_A_PROCESS.fullmatch(stale.name):
+                stale.unlink()
 
     def supervisor(self) -> int | None:
         """The pid of the supervisor; None when none lives."""
@@ -116,8 +121,14 @@ class StateDir:
             return None if _locked(lock, fcntl.LOCK_SH) or not pid.isdigit() else int(pid)
 
     def _open_lock(self, mode: str) -> IO[str]:
-        try:
+        with self._usable():
             return open(self.path / "lock", mode, opener=_private, encoding="ascii")
+
+    @contextmanager
+    def _usable(self) -> Iterator[None]:
+        """A disk that is full or read-only, or files of another user, are ConfigError."""
+        try:
+            yield
         except OSError as error:
             raise ConfigError(f"state-dir {self.path}: cannot be used: {error.strerror}") from error
 
@@ -126,18 +137,24 @@ class StateDir:
 
     def write_private(self, name: str, text: str) -> Path:
         """Atomically, mode 0600."""
-        handle, temporary = tempfile.mkstemp(dir=self.path, prefix=f".{name}.")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
         target = self.path / name
-        Path(temporary).replace(target)
+        with self._usable():
+            handle, temporary = tempfile.mkstemp(dir=self.path, prefix=f".{name}.")
+            try:
+                with os.fdopen(handle, "w", encoding="utf-8") as file:
+                    file.write(text)
+                Path(temporary).replace(target)
+            except BaseException:
+                Path(temporary).unlink(missing_ok=True)
+                raise
         return target
 
     def new_log(self, process_id: str) -> IO[bytes]:
         """An empty log file of mode 0600, open for writing."""
         path = self.logs / f"{process_id}.log"
-        path.unlink(missing_ok=True)
-        return open(path, "wb", opener=_private)
+        with self._usable():
+            path.unlink(missing_ok=True)
+            return open(path, "wb", opener=_private)
 
     def find(self) -> StackRecord | None:
         """The stack recorded here, if its supervisor lives."""

@@ -95,3 +95,37 @@ def test_a_path_that_cannot_be_a_directory_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be made: File exists"):
         StateDir(tmp_path / "file").prepare()
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from baton.cli.state_dir import StateDir
+from baton.core.errors import ConfigError
+
+state_dir = StateDir(Path(sys.argv[1]))
+state_dir.prepare()
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # no file may hold a byte
+
+
+def claim():
+    with state_dir.owned():
+        pass
+
+
+for use in (claim, lambda: state_dir.write_private("stack.json", "text")):
+    try:
+        use()
+    except ConfigError as error:
+        print(error.message)
+"""
+
+
+def test_a_full_disk_is_told_in_one_line_and_leaves_no_half_written_file(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    command = [sys.executable, "-c", FULL_DISK, str(state)]
+    ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    told = ran.stdout.splitlines()
+    assert len(told) == 2 and all(line.startswith(f"state-dir {state}: cannot be used: ") for line in told)
+    assert {entry.name for entry in state.iterdir()} == {"lock", "logs"}
