@@ -165,7 +165,7 @@ def test_task_cancelled_at_every_loop_turn(network: NetworkFactory) -> None:
     """Wherever the cancellation falls: all await points of the path are hit in turn."""
 
     async def cancelled_after(stack: Stack, turns: int) -> bool:
-        task = begin(stack, tokens(40, request_id=f"turn {turns}", first=turns, max_tokens=3))
+        task = begin(stack, tokens(40, request_id=f"turn-{turns}", first=turns, max_tokens=3))
         for _ in range(turns):
             await asyncio.sleep(0)
         done = task.done()
