@@ -54,6 +54,9 @@ def _add(commands: Commands, name: str, help: str, run: Run) -> argparse.Argumen
     )
     parser.add_argument("--n", type=int, default=1, help="choices")
     parser.add_argument("--logprobs", type=int, metavar="TOP_N")
+    parser.add_argument("--prompt-logprobs", type=int, metavar="TOP_N")
+    parser.add_argument("--min-tokens", type=int, default=0)
+    parser.add_argument("--stop-token-id", type=int, action="append", default=[], help="may be given several times")
     parser.add_argument("--ignore-eos", action="store_true")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="for the whole answer")
     parser.add_argument("--json", action="store_true", help="one answer object a line, at the end")
@@ -131,10 +134,15 @@ def _request(arguments: argparse.Namespace) -> GenerateRequest:
         model=arguments.model,
         sampling=sampling,
         seed=arguments.seed,
-        stop=StopRules(ignore_eos=arguments.ignore_eos),
+        stop=StopRules(
+            min_tokens=arguments.min_tokens,
+            stop_token_ids=tuple(arguments.stop_token_id),
+            ignore_eos=arguments.ignore_eos,
+        ),
         max_tokens=arguments.max_tokens,
         stop_strings=tuple(arguments.stop),
         n=arguments.n,
         logprobs=arguments.logprobs,
+        prompt_logprobs=arguments.prompt_logprobs,
         timeout=arguments.timeout,
     )

@@ -276,16 +276,21 @@ def test_the_deadline_travels_and_ends_the_request_at_the_worker() -> None:
 def test_the_worker_keeps_the_deadline_even_if_the_gateway_forgets_it() -> None:
     async def run() -> None:
         domain = ScriptedDecode(endless)
+        answered = asyncio.Event()
         async with wire(served_decode(domain)) as (_, channel):
 
             async def opening() -> AsyncIterator[pb.AttachRequest]:
                 yield pb.AttachRequest(hello=pb.LinkHello(session_id="s", gateway_id="g", protocol_version=1))
                 tokens = {"request_id": "req-1", "prompt": [1], "timeout_seconds": 0.1}
                 yield pb.AttachRequest(open=pb.OpenRequest(stream=1, tokens=tokens))
-                await asyncio.sleep(0.5)
+                await answered.wait()
 
             call = decode_pb2_grpc.DecodeServiceStub(channel.channel).Attach(opening())
-            reasons = [chunk.error.reason async for message in call for chunk in message.chunks if chunk.last]
+            reasons: list[str] = []
+            async for message in call:
+                reasons += [chunk.error.reason for chunk in message.chunks if chunk.last]
+                if reasons:
+                    answered.set()
         assert reasons == ["EXPIRED"]
 
     asyncio.run(run())

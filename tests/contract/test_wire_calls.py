@@ -223,7 +223,7 @@ def test_a_long_silent_call_survives_its_pings() -> None:
         domain = ScriptedPrefill(answers(result))
 
         async def act() -> PrefillResult:
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(1.5)  # the silence itself is what is tested: some thirty pings long
             return result
 
         domain.script.act = act

@@ -59,6 +59,17 @@ def test_an_answer_line_has_the_promised_fields_and_a_seed_repeats_it(running: B
     assert plain.stdout == ",".join(map(str, line["token_ids"])) + "\n"
 
 
+def test_every_rule_of_drawing_has_an_option(running: Baton) -> None:
+    asked = ("--prompt-ids", "5,6,7", "--max-tokens", "8", "--ignore-eos")
+    plain = running.generate(*asked)["token_ids"]
+    stopped = running.generate(*asked, "--stop-token-id", str(plain[2]))
+    assert stopped["token_ids"] == plain[: plain.index(plain[2]) + 1] and stopped["finish_reason"] == "stop"
+    held_off = running.generate(*asked, "--stop-token-id", str(plain[2]), "--min-tokens", "8")
+    assert len(held_off["token_ids"]) == 8
+    scored = running.generate(*asked, "--prompt-logprobs", "1")["prompt_logprobs"]
+    assert scored[0] is None and [entry["token_id"] for entry in scored[1:]] == [6, 7]
+
+
 def test_status_lists_every_process_with_its_fields(running: Baton) -> None:
     running.generate("--prompt-ids", "1,2,3", "--max-tokens", "3")
     until(
