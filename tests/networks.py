@@ -9,6 +9,7 @@ from typing import Protocol
 
 from baton.core.api import DecodeApi, KvReceiverApi, PlannerApi, PrefillApi
 from baton.core.errors import PeerUnavailable
+from baton.core.reserved_port import reserved_port
 from baton.core.telemetry import SilentMeter
 from baton.core.types import Candidate, EngineStats, PrefillRequest, PrefillResult, Role, Ticket
 from baton.engine.client import EngineClient
@@ -20,7 +21,6 @@ from baton.rpc.link import EnginePulse
 from baton.rpc.planner import PlannerClient, planner_service
 from baton.rpc.prefill import PrefillClient, prefill_service
 from baton.rpc.serving import ServerPolicy, Service, serve
-from services.process.address import reserved_port
 from services.worker.parts import WorkerParts
 from tests.gates import OfferGate, StepGate
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from baton.core.errors import ConfigError
+from baton.core.reserved_port import reserved_port
 from baton.core.tether import tethered
 
 START_TIMEOUT_SECONDS = 10.0
@@ -44,7 +45,12 @@ def free_port() -> int:
 @contextmanager
 def embedded_server(password: str, log: IO[bytes] | int = subprocess.DEVNULL) -> Iterator[tuple[str, int]]:
     """Start the server and yield (url, pid). It is up when this yields; it is gone when the block ends."""
-    port = free_port()
+    with reserved_port("127.0.0.1", 0) as port, _running(port, password, log) as pid:
+        yield f"redis://127.0.0.1:{port}/0", pid
+
+
+@contextmanager
+def _running(port: int, password: str, log: IO[bytes] | int) -> Iterator[int]:
     process = subprocess.Popen(
         tethered([str(server_binary()), "-"]),
         stdin=subprocess.PIPE,
@@ -56,7 +62,7 @@ def embedded_server(password: str, log: IO[bytes] | int = subprocess.DEVNULL) ->
         process.stdin.write(_configuration(port, password).encode())
         process.stdin.close()
         _wait_until_up(process, port)
-        yield f"redis://127.0.0.1:{port}/0", process.pid
+        yield process.pid
     finally:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -14,6 +14,7 @@ from typing import TypeVar
 from baton.core.api import RegistryApi
 from baton.core.clock import Clock, RandomIds, SystemClock
 from baton.core.errors import Cancelled
+from baton.core.reserved_port import reserved_port
 from baton.core.telemetry import Tracer
 from baton.core.types import ProcessRecord, Role, WorkerState
 from baton.rpc.channels import ChannelPool, Keepalive
@@ -24,7 +25,6 @@ from baton.state.registry import RedisRegistry
 from baton.telemetry.http import Endpoints, serve_http
 from baton.telemetry.metrics import PrometheusMeter
 from baton.telemetry.traces import OpenTelemetryTracer
-from services.process.address import reserved_port
 from services.process.config import ProcessConfig
 from services.process.registration import Registration
 

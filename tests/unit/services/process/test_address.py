@@ -8,10 +8,10 @@ import socket
 import pytest
 
 from baton.core.errors import ConfigError
+from baton.core.reserved_port import reserved_port
 from baton.core.telemetry import SilentMeter
 from baton.rpc.serving import serve
 from services.planner.config import PlannerConfig
-from services.process.address import reserved_port
 
 
 def test_only_its_holder_can_listen_on_a_reserved_port() -> None:
