@@ -9,11 +9,11 @@ from baton.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """``model``: ``fake``, a directory, a .gguf file or ``random:CONFIG``; ``served_name`` is what clients call it."""
+    """``model``: ``fake``, a Hugging Face directory or ``random:CONFIG``; ``served_name`` is what clients call it."""
 
     model: str = "fake"
     served_name: str = ""
-    dtype: str = "bfloat16"
+    dtype: str = "bfloat16"  # float32 | bfloat16
     device: str = "cpu"
     backend: str = "auto"  # auto | native | torch
     threads: int = 2
@@ -28,6 +28,9 @@ class EngineConfig:
     fake_step_ms: float = 0.0  # how long a step of the model "fake" takes
 
     def __post_init__(self) -> None:
+        self._require(self.dtype in ("float32", "bfloat16"), "dtype", "must be float32 or bfloat16")
+        self._require(self.backend in ("auto", "native", "torch"), "backend", "must be auto, native or torch")
+        self._require(self.device == "cpu", "device", "must be cpu in this version")
         size = self.block_size
         self._require(
             1 <= size <= 1024 and not size & (size - 1), "block_size", "must be a power of two from 1 to 1024"

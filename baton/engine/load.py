@@ -28,10 +28,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 def build_runner(config: EngineConfig) -> TorchRunner:
     """Load ``config.model``, a Hugging Face directory or ``random:CONFIG``.
 
-    Raises ModelError when the model cannot be loaded and ConfigError naming the key, the limit and the value when the
-    configuration does not suit it (dtype, device, backend, block size, memory for the KV pool).
+    Raises ModelError when the model cannot be loaded and ConfigError when there is no memory for the KV pool.
     """
-    _check(config)
     if config.model.endswith(".gguf"):
         raise ModelError(f"{config.model}: an engine loads directories; run `baton model convert {config.model}` first")
     dtype, device = DTYPES[config.dtype], torch.device(config.device)
@@ -42,18 +40,6 @@ def build_runner(config: EngineConfig) -> TorchRunner:
     layout = KvFormat(config.dtype, config.block_size, spec.layers, spec.kv_heads, spec.head_dim)
     pool = kvcache.allocate_pool(spec, _blocks(config, layout), config.block_size, dtype, device)
     return TorchRunner(decoder, pool, _card(config, spec, layout))
-
-
-def _check(config: EngineConfig) -> None:
-    if config.dtype not in DTYPES:
-        raise ConfigError(f"engine.dtype must be one of {', '.join(DTYPES)}, got {config.dtype!r}")
-    if config.backend not in ("auto", "native", "torch"):
-        raise ConfigError(f"engine.backend must be auto, native or torch, got {config.backend!r}")
-    if config.device != "cpu":
-        raise ConfigError(f"engine.device must be cpu in this version, got {config.device!r}")
-    size = config.block_size
-    if not 1 <= size <= 1024 or size & (size - 1):
-        raise ConfigError(f"engine.block_size must be a power of two from 1 to 1024, got {size}")
 
 
 def _decoder(config: EngineConfig, spec: DecoderSpec, weights: Weights, dtype: torch.dtype) -> Decoder:

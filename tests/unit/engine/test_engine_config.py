@@ -20,8 +20,11 @@ from baton.engine.config import EngineConfig
         ("kv_blocks", -1),
         ("growth_window", -1),
         ("fake_step_ms", -0.1),
+        ("dtype", "float16"),
+        ("backend", "magic"),
+        ("device", "cuda"),
     ],
 )
-def test_a_setting_that_no_engine_can_run_with_is_named_with_its_value(key: str, value: float) -> None:
-    with pytest.raises(ConfigError, match=rf"engine\.{key} must .*, got {value}"):
+def test_a_setting_that_no_engine_can_run_with_is_named_with_its_value(key: str, value: float | str) -> None:
+    with pytest.raises(ConfigError, match=rf"engine\.{key} must .*, got {value!r}"):
         EngineConfig(**{key: value})  # type: ignore[arg-type]
