@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from google.protobuf.message import Message
 
+from baton.core.errors import InvalidRequest
 from baton.core.types import (
     Attempt,
     Candidate,
@@ -131,8 +133,14 @@ def token_request_from_wire(message: pb.TokenRequest) -> TokenRequest:
         priority=message.priority,
         tenant=message.tenant,
         salt=message.salt,
-        timeout=message.timeout_seconds if message.HasField("timeout_seconds") else None,
+        timeout=_timeout_from_wire(message),
     )
+
+
+def _timeout_from_wire(message: pb.TokenRequest) -> float | None:
+    if math.isnan(message.timeout_seconds):
+        raise InvalidRequest.out_of_range("timeout_seconds", message.timeout_seconds, "must be a number")
+    return message.timeout_seconds if message.HasField("timeout_seconds") else None
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------

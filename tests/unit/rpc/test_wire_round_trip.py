@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -253,6 +254,12 @@ def test_an_incomplete_message_is_refused_by_field(
         from_wire(message)
     assert raised.value.field == field
     assert field in raised.value.message
+
+
+def test_a_time_limit_that_is_no_number_is_refused_by_field() -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        shared.token_request_from_wire(types_pb2.TokenRequest(request_id="r", prompt=[1], timeout_seconds=math.nan))
+    assert raised.value.field == "timeout_seconds"
 
 
 @pytest.mark.parametrize(
