@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from baton.core.api import PlannerApi
-from baton.core.errors import BatonError, InvalidRequest, Overloaded, PeerUnavailable, UnknownModel
+from baton.core.errors import BatonError, Draining, InvalidRequest, Overloaded, PeerUnavailable, UnknownModel
 from baton.core.telemetry import Counter, Meter
 from baton.core.types import Candidate, Plan, PlanQuery, ProcessRecord, Role
 from gateway.fleet import FleetView
@@ -65,16 +65,21 @@ class Placing(PlannerApi):
             plan = await self._within_budget(query)
             if not plan.decode:
                 raise BatonError("it sent a plan without decode workers")
+        except Draining as error:
+            return self._own_plan(query, error)
         except (Overloaded, InvalidRequest):
             self._note(answering=True)
             raise
         except BatonError as error:  # away, broken, or (UnknownModel) behind: callers know the model from the registry
-            self._note(answering=False, why=error.message)
-            self._own_plans.add()
-            self._turn += 1
-            return least_load_plan(query, self._fleet, self._turn)
+            return self._own_plan(query, error)
         self._note(answering=True)
         return plan
+
+    def _own_plan(self, query: PlanQuery, error: BatonError) -> Plan:
+        self._note(answering=False, why=error.message)
+        self._own_plans.add()
+        self._turn += 1
+        return least_load_plan(query, self._fleet, self._turn)
 
     async def _within_budget(self, query: PlanQuery) -> Plan:
         call = asyncio.ensure_future(self._planner.plan(query))

@@ -76,6 +76,12 @@ class Overloaded(BatonError):
         self.retry_after = retry_after
 
 
+class Draining(Overloaded):
+    """This process is about to end and takes no new request; that says nothing of the capacity of others."""
+
+    reason = "DRAINING"
+
+
 class PeerUnavailable(BatonError):
     """A process that the request needed is gone, silent or unreachable."""
 

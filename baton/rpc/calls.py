@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from baton.core.clock import Clock
-from baton.core.errors import BatonError, Cancelled, Overloaded
+from baton.core.errors import BatonError, Cancelled, Draining
 from baton.core.telemetry import Meter
 
 
@@ -34,9 +34,9 @@ class Calls:
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
-        """Count a request while the block runs. Overloaded once draining has begun."""
+        """Count a request while the block runs. Draining once draining has begun."""
         if self._draining:
-            raise Overloaded("this server is draining: it takes no new requests")
+            raise Draining("this server is draining: it takes no new requests")
         self._in_flight += 1
         self._idle.clear()
         try:

@@ -42,6 +42,7 @@ ALL_ERRORS: list[BatonError] = [
     errors.QuotaExceeded("12 requests a minute", retry_after=12.25),
     errors.QuotaExceeded("daily tokens used up"),
     errors.Overloaded("queue is full", retry_after=0.1),
+    errors.Draining("this server is draining", retry_after=0.1),
     PeerUnavailable("prefill-0 is gone"),
     errors.TransferRejected("ticket is closed"),
     errors.CorruptTransfer("block 3: checksum differs"),

@@ -15,7 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from baton.core.errors import ConfigError, InvalidRequest, Overloaded, PeerUnavailable, Unauthenticated
+from baton.core.errors import ConfigError, Draining, InvalidRequest, Overloaded, PeerUnavailable, Unauthenticated
 from baton.core.telemetry import SilentMeter, log_fields
 from baton.core.types import Candidate, DecodeRequest, KvChunk, Plan, PrefillRequest, TokenChunk
 from baton.rpc.channels import ClientSecurity, ClientTls, open_channel
@@ -302,7 +302,7 @@ def test_a_drain_refuses_new_requests_and_waits_for_running_ones() -> None:
             await until(lambda: server.in_flight == 1)
             drain = asyncio.create_task(server.drain(20))
             await until(lambda: server._calls._draining)
-            with pytest.raises(Overloaded, match="draining"):
+            with pytest.raises(Draining, match="draining"):
                 await soon(client.plan(QUERY))
             assert not drain.done()
             finish.set()

@@ -8,7 +8,15 @@ from dataclasses import replace
 import pytest
 
 from baton.core.clock import ManualClock
-from baton.core.errors import BatonError, InvalidRequest, Overloaded, PeerUnavailable, StateUnavailable, UnknownModel
+from baton.core.errors import (
+    BatonError,
+    Draining,
+    InvalidRequest,
+    Overloaded,
+    PeerUnavailable,
+    StateUnavailable,
+    UnknownModel,
+)
 from baton.core.telemetry import SilentMeter
 from baton.core.types import PlanQuery, Role, WorkerState
 from gateway.fleet import FleetView, FleetWatch
@@ -35,7 +43,9 @@ def test_a_silent_planner_costs_its_budget_and_no_more() -> None:
     assert [worker.worker_id for worker in plan.decode] == ["a"]
 
 
-@pytest.mark.parametrize("error", [PeerUnavailable("gone"), BatonError("bug"), UnknownModel("behind")])
+@pytest.mark.parametrize(
+    "error", [PeerUnavailable("gone"), BatonError("bug"), UnknownModel("behind"), Draining("ends")]
+)
 def test_a_broken_planner_is_replaced_by_least_load_with_local_prefill(error: BatonError) -> None:
     planner = RankedPlanner(["a"])
     planner.error = error
