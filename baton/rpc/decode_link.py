@@ -239,7 +239,8 @@ class _Attachment:
             now = self._clock.now()
             self._health.tick(now)
             self._cancel_idle_readers(now)
-            if not self._outbox:
+            # Nothing is written before the welcome: a refusal that crosses a write can reach us without its reason.
+            if self.settled.is_set() and not self._outbox:
                 self._send(pb.AttachRequest(heartbeat=pb.LinkHeartbeat(unfinished=len(self._streams))))
 
     def _cancel_idle_readers(self, now: float) -> None:
