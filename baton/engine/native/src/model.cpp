@@ -1,4 +1,5 @@
 // The C interface: open a model of a shape, load its weights one by one, run steps, close.
+#include <algorithm>
 #include <memory>
 
 #include "forward.h"
@@ -14,10 +15,15 @@ class Model {
   virtual int vocab() const = 0;
 };
 
+// A step of so few rows waits for memory, not for arithmetic, and one core less hardly slows it. That core is left to
+// the servers around the engine, whose every wake-up would otherwise stop the whole team at its next barrier.
+constexpr int kSmallStep = 2;
+
 template <class E>
 class ModelOf final : public Model {
  public:
-  explicit ModelOf(const BatonShape& shape) : shape_(shape), team_(shape.threads), weights_(shape) {}
+  explicit ModelOf(const BatonShape& shape)
+      : shape_(shape), team_(shape.threads), small_team_(std::max(1, shape.threads - 1)), weights_(shape) {}
 
   void load(int kind, int layer, int expert, const void* data) override {
     weights_.load_weight(team_, kind, layer, expert, data);
@@ -26,7 +32,7 @@ class ModelOf final : public Model {
   void forward(const BatonStep& step) override {
     scratch_.reserve(shape_, team_.size(), step.tokens);
     const Forward<E> pass(shape_, weights_, scratch_, step, tasks_);
-    team_.run(pass);
+    (step.tokens <= kSmallStep ? small_team_ : team_).run(pass);
   }
 
   int vocab() const override { return shape_.vocab; }
@@ -34,6 +40,7 @@ class ModelOf final : public Model {
  private:
   BatonShape shape_;
   Team team_;
+  Team small_team_;
   ModelWeights<E> weights_;
   Scratch<E> scratch_;
   std::vector<AttentionTask> tasks_;
