@@ -38,7 +38,8 @@ class NativeDecoder:
     """``Decoder`` over the C++ kernels, in float32 or bfloat16 (products and sums are float32 in both).
 
     The weights are packed into the kernels' own memory one by one and not kept: a mapping that reads them on demand
-    holds the peak at one copy of the model. ``threads`` counts the caller's own. Not safe for concurrent calls.
+    holds the peak at one copy of the model. ``threads`` counts the caller's own; steps of one or two rows use one less.
+    Not safe for concurrent calls.
     """
 
     def __init__(
