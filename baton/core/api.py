@@ -178,9 +178,11 @@ class EngineApi(Protocol):
         """The newest snapshot; refreshed by every step."""
         ...
 
-    def reserve(self, request: TokenRequest) -> AbstractAsyncContextManager[Reservation]:
+    def reserve(self, request: TokenRequest, compute_up_to: int = 0) -> AbstractAsyncContextManager[Reservation]:
         """Admit: hold blocks for the context and the growth window, sharing prefix hits. Waits its turn by priority.
 
+        With at most ``compute_up_to`` uncached context tokens the engine begins to compute them at once: the caller,
+        who would only have answered ``decode(None)``, is spared a round trip and calls it to listen.
         InvalidRequest when the request can never fit.
         """
         ...

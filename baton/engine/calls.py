@@ -9,7 +9,7 @@ from typing import Protocol
 from baton.core.errors import BatonError
 from baton.core.types import FilledBlocks, FirstToken, TokenChunk
 from baton.engine.mailbox import Mailbox
-from baton.engine.messages import Command, Decode, Read, Write
+from baton.engine.messages import Admitted, Command, Decode, Read, Write
 
 
 class Link(Protocol):
@@ -33,7 +33,7 @@ class Call:
 
     def __init__(self, key: int) -> None:
         self.key = key
-        self.admitted: Mailbox[int] = Mailbox()
+        self.admitted: Mailbox[Admitted] = Mailbox()
         self.filled: Mailbox[FilledBlocks] = Mailbox()
         self.first: Mailbox[FirstToken] = Mailbox()
         self.chunks: Mailbox[TokenChunk] = Mailbox()
@@ -44,14 +44,14 @@ class Call:
 
 
 class _BlockAccess:
-    def __init__(self, link: Link, call: Call, cached_tokens: int) -> None:
+    def __init__(self, link: Link, call: Call, admitted: Admitted) -> None:
         self._link = link
         self._call = call
-        self._cached_tokens = cached_tokens
+        self._admitted = admitted
 
     @property
     def cached_tokens(self) -> int:
-        return self._cached_tokens
+        return self._admitted.cached_tokens
 
     async def read_blocks(self, first_block: int, block_count: int) -> bytes:
         """TransferRejected when the request does not hold these blocks."""
@@ -71,7 +71,8 @@ class EngineReservation(_BlockAccess):
             await reply.get()
 
     async def decode(self, first: FirstToken | None) -> AsyncGenerator[TokenChunk, None]:
-        self._link.send(Decode(self._call.key, first))
+        if first is not None or not self._admitted.computing:
+            self._link.send(Decode(self._call.key, first))
         async with aclosing(self._call.chunks.stream()) as chunks:
             async for chunk in chunks:
                 yield chunk

@@ -82,9 +82,9 @@ class EngineClient:
         return self._stats
 
     @asynccontextmanager
-    async def reserve(self, request: TokenRequest) -> AsyncIterator[EngineReservation]:
+    async def reserve(self, request: TokenRequest, compute_up_to: int = 0) -> AsyncIterator[EngineReservation]:
         with self._opened() as call:
-            self.send(Reserve(call.key, request))
+            self.send(Reserve(call.key, request, compute_up_to))
             yield EngineReservation(self, call, await call.admitted.get())
 
     @asynccontextmanager
@@ -190,8 +190,8 @@ class EngineClient:
 
     def _on_call(self, call: Call, event: Admitted | Filled | First | Streamed | Failed) -> None:
         match event:
-            case Admitted(_, cached_tokens):
-                call.admitted.put(cached_tokens)
+            case Admitted():
+                call.admitted.put(event)
             case Filled(_, blocks):
                 call.filled.put(blocks)
             case First(_, first):

@@ -101,8 +101,8 @@ class EngineCore:
     def handle(self, command: Command) -> None:
         """Take one command in; its consequences are in the next report. Never raises for a request's sake."""
         match command:
-            case Reserve(key, request):
-                self._submit(key, Work.DECODE, request)
+            case Reserve(key, request, compute_up_to):
+                self._submit(key, Work.DECODE, request, compute_up_to)
             case Prefill(key, request):
                 self._submit(key, Work.PREFILL, request)
             case Decode(key, first):
@@ -116,11 +116,11 @@ class EngineCore:
                 if sequence is not None:
                     self._scheduler.drop(sequence)
 
-    def _submit(self, key: int, work: Work, request: TokenRequest) -> None:
+    def _submit(self, key: int, work: Work, request: TokenRequest, compute_up_to: int = 0) -> None:
         try:
             self._limits.check(request)
             deadline = None if request.timeout is None else self._clock.now() + request.timeout
-            sequence = Sequence(key, work, request, self._card, deadline=deadline)
+            sequence = Sequence(key, work, request, self._card, deadline=deadline, compute_up_to=compute_up_to)
             self._scheduler.submit(sequence)
         except BatonError as error:
             self._events.append(Failed(key, error))
@@ -187,7 +187,10 @@ class EngineCore:
         if sequence.preemptions:
             return  # its front knows nothing of the interruption
         self._prompt_cached += sequence.usage().cached_tokens
-        self._events.append(Admitted(sequence.key, sequence.computed))
+        starts_itself = sequence.starts_itself
+        self._events.append(Admitted(sequence.key, sequence.computed, starts_itself))
+        if starts_itself:
+            self._scheduler.start(sequence)
         if sequence.work is Work.PREFILL:
             self._announce(sequence)
 

@@ -25,8 +25,12 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
+    """``compute_up_to``: with at most so many uncached context tokens at admission the request starts by itself, as if
+    Decode(key, None) had come."""
+
     key: int
     request: TokenRequest
+    compute_up_to: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,7 @@ class Ready:
 class Admitted:
     key: int
     cached_tokens: int
+    computing: bool = False  # it has started by itself
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,11 +31,21 @@ class Sequence:
     steady decoding: the token drawn last.
     """
 
-    def __init__(self, key: int, work: Work, request: TokenRequest, card: ModelCard, *, deadline: float | None) -> None:
+    def __init__(
+        self,
+        key: int,
+        work: Work,
+        request: TokenRequest,
+        card: ModelCard,
+        *,
+        deadline: float | None,
+        compute_up_to: int = 0,
+    ) -> None:
         self.key = key
         self.work = work
         self.request = request
         self.deadline = deadline
+        self._compute_up_to = compute_up_to
         self.stage = Stage.WAITING
         self.arrival = 0
         self.preemptions = 0
@@ -80,6 +90,11 @@ class Sequence:
     def delivered(self) -> bool:
         """This engine has drawn, or was handed, at least one token of the request."""
         return len(self.context) > self._first_output
+
+    @property
+    def starts_itself(self) -> bool:
+        """Held with so little left to compute that it was told not to wait for the word."""
+        return self.stage is Stage.HELD and self.pending <= self._compute_up_to
 
     @property
     def is_preemptible(self) -> bool:

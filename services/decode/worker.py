@@ -92,7 +92,8 @@ class DecodeWorker:
         deadline = Deadline.after(tokens.timeout)
         async with AsyncExitStack() as stack:
             reservation = await deadline.within(
-                stack.enter_async_context(self._engine.reserve(tokens)), "a place on this decode worker"
+                stack.enter_async_context(self._engine.reserve(tokens, _computed_here(request))),
+                "a place on this decode worker",
             )
             go = _Go(request, reservation, deadline)
             handed = await self._prefill_remotely(go)
@@ -181,6 +182,11 @@ class DecodeWorker:
         if handed is None:
             return Placement(me, me, PrefillMode.LOCAL, 0)
         return Placement(me, handed.worker_id, PrefillMode.REMOTE, handed.kv_bytes)
+
+
+def _computed_here(request: DecodeRequest) -> int:
+    """Up to how many uncached tokens the prompt is computed by this worker whatever happens."""
+    return request.local_prefill_max_tokens if request.prefill else request.tokens.context_tokens
 
 
 def _first_chunk(first: FirstToken) -> TokenChunk:

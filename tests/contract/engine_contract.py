@@ -107,6 +107,24 @@ class EngineContract:
 
     # --- the same tokens, whatever happens around them ----------------------------------------------------------------
 
+    def test_a_request_that_starts_by_itself_answers_like_one_that_is_told_to(self) -> None:
+        wanted = request(prompt(3 * self.block_size + 1))
+
+        async def scenario(engine: EngineClient) -> None:
+            expected = tokens_of(await answer(engine, wanted))
+            for compute_up_to in (len(wanted.prompt), 1, 0):  # the last two find all blocks but the last token cached
+                async with engine.reserve(wanted, compute_up_to) as reservation:
+                    assert tokens_of(await drain(reservation)) == expected
+
+        self.run(scenario)
+
+    def test_a_request_that_starts_by_itself_ends_with_its_reservation(self) -> None:
+        async def scenario(engine: EngineClient) -> None:
+            async with engine.reserve(request(prompt(5), 40), 5):
+                await until(lambda: engine.stats.running == 1)
+
+        self.run(scenario)
+
     def test_the_first_chunk_has_the_usage_and_the_last_one_the_end(self) -> None:
         async def scenario(engine: EngineClient) -> None:
             chunks = await answer(engine, request(prompt(9), 5))

@@ -14,6 +14,7 @@ from baton.engine.fake import FakeRunner, fake_card
 from baton.engine.messages import (
     Admitted,
     BlocksRead,
+    Command,
     Decode,
     Event,
     Failed,
@@ -77,8 +78,8 @@ class CoreDriver:
     def stats(self) -> EngineStats:
         return self.core.stats
 
-    def reserve(self, request: TokenRequest) -> int:
-        return self._open(Reserve, request)
+    def reserve(self, request: TokenRequest, compute_up_to: int = 0) -> int:
+        return self._open(lambda key, asked: Reserve(key, asked, compute_up_to), request)
 
     def prefill(self, request: TokenRequest) -> int:
         return self._open(Prefill, request)
@@ -153,7 +154,7 @@ class CoreDriver:
 
     def _on_event(self, event: Event) -> None:
         match event:
-            case Admitted(key, cached_tokens):
+            case Admitted(key, cached_tokens, _):
                 assert self.outcomes[key].cached_tokens is None, "admitted twice"
                 self.outcomes[key].cached_tokens = cached_tokens
             case Filled(key, blocks):
@@ -176,7 +177,7 @@ class CoreDriver:
         assert not self.outcomes[key].is_over, "a chunk after the last one"
         self.outcomes[key].chunks.append(chunk)
 
-    def _open(self, command: type[Reserve] | type[Prefill], request: TokenRequest) -> int:
+    def _open(self, command: Callable[[int, TokenRequest], Command], request: TokenRequest) -> int:
         key = self._next()
         self.outcomes[key] = Outcome()
         self.core.handle(command(key, request))

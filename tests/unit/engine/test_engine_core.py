@@ -560,3 +560,29 @@ def test_a_first_token_outside_the_vocabulary_fails_the_request() -> None:
     driver.decode(key, FirstToken(512, Usage(5, 0, 1)))
     assert isinstance(driver.finish(key).error, TransferRejected)
     driver.assert_idle()
+
+
+def test_starts_by_itself_only_with_little_enough_left_to_compute() -> None:
+    driver = Driver(64)
+    wanted = request(prompt(9))
+    expected = alone(wanted)
+    waits = driver.reserve(wanted, 8)
+    driver.step()
+    driver.step()
+    assert not driver.outcomes[waits].chunks
+    driver.release(waits)
+    starts = driver.reserve(wanted, 9)
+    assert driver.finish(starts).tokens == expected
+    cached = driver.reserve(wanted, 1)  # 8 of 9 tokens are found
+    assert driver.finish(cached).tokens == expected
+    driver.assert_idle()
+
+
+def test_a_request_that_has_started_by_itself_takes_no_first_token() -> None:
+    driver = Driver(64)
+    key = driver.reserve(request(prompt(9)), 9)
+    driver.step()
+    driver.decode(key, FirstToken(7, Usage(9, 0, 1), None, (), None))
+    driver.step()
+    assert isinstance(driver.outcomes[key].error, InvalidRequest)
+    driver.assert_idle()
