@@ -37,6 +37,7 @@ from bench.measure import Digest, Prompts, Shape, spread, timed
 
 SHAPES = (Shape("decode 64/128", 1, 64, 128), Shape("prefill 1024", 1, 1024, 1), Shape("16 x 128/64", 16, 128, 64))
 OVERHEAD = Shape("overhead 64/64", 1, 64, 64)
+OVERHEAD_REPEATS = 15  # at least: a few milliseconds are to be told apart on machines that vary by more
 
 
 class Peer:
@@ -180,7 +181,7 @@ async def run(model: ResolvedModel, repeats: int, threads: int, seed: int) -> di
         "read_gb_per_second": bandwidth,
         "against_transformers": await compare(model, repeats, prompts, threads, digest),
         "split": await split(model, repeats, prompts, threads),
-        "overhead": await overhead(model, max(repeats, 5), prompts, threads),
+        "overhead": await overhead(model, max(repeats, OVERHEAD_REPEATS), prompts, threads),
         "digest": digest.hex(),
     }
 
