@@ -17,7 +17,7 @@ from baton.cli.state_dir import StateDir, is_alive
 from baton.cli.terminal import say, table
 from baton.core.config import Section, Settings
 from baton.core.errors import ConfigError
-from baton.engine.config import EngineConfig
+from baton.engine.config import EngineConfig, device_defaults
 from baton.state.config import StateConfig
 from gateway.config import GatewayConfig
 from services.decode.config import DecodeConfig
@@ -31,7 +31,7 @@ SECTIONS: tuple[Section[object], ...] = (
     Section("prefill", PrefillConfig),
     Section("decode", DecodeConfig),
     Section("kvtransfer", KvTransferConfig),
-    Section("engine", EngineConfig),
+    Section("engine", EngineConfig, device_defaults),
     Section("state", StateConfig),
 )
 SUPERVISE_SECONDS = 0.1

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast, get_type_hints
@@ -40,12 +40,20 @@ class Setting:
     origin: str
 
 
+def _no_defaults(given: Mapping[str, object]) -> Mapping[str, object]:
+    return {}
+
+
 @dataclass(frozen=True)
 class Section(Generic[T]):
-    """A dataclass under the name that its keys are addressed by."""
+    """A dataclass under the name that its keys are addressed by.
+
+    ``defaults`` gives, for the values that are set, those defaults that depend on them; they win over the dataclass's.
+    """
 
     name: str
     type: type[T]
+    defaults: Callable[[Mapping[str, object]], Mapping[str, object]] = _no_defaults
 
 
 def file_settings(path: Path) -> list[Setting]:
@@ -125,7 +133,7 @@ def _fill(section: Section[T], settings: Iterable[Setting]) -> T:
                 f"{setting.origin}: unknown key {section.name}.{setting.key}; known are {', '.join(sorted(known))}"
             )
         values[setting.key] = _parse(hints[setting.key], setting)
-    return section.type(**values)
+    return section.type(**{**section.defaults(values), **values})
 
 
 def _parse(kind: Any, setting: Setting) -> object:

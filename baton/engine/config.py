@@ -2,35 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from baton.core.errors import ConfigError
 
+# Where the defaults below, which suit a CPU, do not suit a GPU.
+CUDA_DEFAULTS: Mapping[str, int] = {"max_step_tokens": 8192, "max_running": 512, "max_waiting": 1024, "kv_cache_mb": 0}
+
+
+def device_defaults(given: Mapping[str, object]) -> Mapping[str, object]:
+    """The defaults that follow from ``given["device"]`` and differ from those of ``EngineConfig``."""
+    return CUDA_DEFAULTS if given.get("device") == "cuda" else {}
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """``model``: ``fake``, a Hugging Face directory or ``random:CONFIG``; ``served_name`` is what clients call it."""
+    """``model``: ``fake``, a Hugging Face directory or ``random:CONFIG``; ``served_name`` is what clients call it.
+
+    ``backend`` auto means native on a CPU that can build it, else torch; on a GPU it means cuda, which computes in
+    bfloat16 only; torch is the reference on both devices.
+    """
 
     model: str = "fake"
     served_name: str = ""
     dtype: str = "bfloat16"  # float32 | bfloat16
-    device: str = "cpu"
-    backend: str = "auto"  # auto | native | torch
+    device: str = "cpu"  # cpu | cuda
+    backend: str = "auto"  # auto | native | torch | cuda
     threads: int = 2
     block_size: int = 16
-    kv_cache_mb: int = 256
+    kv_cache_mb: int = 256  # 0, on a GPU: what gpu_memory_share leaves beside weights, buffers and captured graphs
     kv_blocks: int = 0  # 0: as many as fit kv_cache_mb
     max_step_tokens: int = 512  # new tokens computed in one step, prefill chunks included
     max_running: int = 64  # sequences in one step
     max_waiting: int = 256  # bounded queue before admission; full means Overloaded
     growth_window: int = 256  # output tokens whose blocks are reserved at admission
+    gpu_memory_share: float = 0.9  # of the GPU's memory that may be in use, by this engine and others together
     seed: int = 0  # of random weights
     fake_step_ms: float = 0.0  # how long a step of the model "fake" takes
 
     def __post_init__(self) -> None:
         self._require(self.dtype in ("float32", "bfloat16"), "dtype", "must be float32 or bfloat16")
-        self._require(self.backend in ("auto", "native", "torch"), "backend", "must be auto, native or torch")
-        self._require(self.device == "cpu", "device", "must be cpu in this version")
+        self._require(self.device in ("cpu", "cuda"), "device", "must be cpu or cuda")
+        backends = ("auto", "native", "torch") if self.device == "cpu" else ("auto", "torch", "cuda")
+        known = ", ".join(backends[:-1]) + f" or {backends[-1]}"
+        self._require(self.backend in backends, "backend", f"must be {known} on {self.device}")
+        if self.device == "cuda" and self.backend != "torch":
+            self._require(self.dtype == "bfloat16", "dtype", "must be bfloat16 on cuda, except with backend torch")
+        self._require(0 < self.gpu_memory_share <= 1, "gpu_memory_share", "must be above 0 and at most 1")
         size = self.block_size
         self._require(
             1 <= size <= 1024 and not size & (size - 1), "block_size", "must be a power of two from 1 to 1024"

@@ -16,7 +16,7 @@ from baton.core.memory import keep_large_buffers
 from baton.core.streams import closing
 from baton.core.types import Candidate, DecodeRequest, Role, StopRules, TokenRequest
 from baton.engine.client import EngineClient, spawn_engine
-from baton.engine.config import EngineConfig
+from baton.engine.config import EngineConfig, device_defaults
 from baton.rpc.decode_service import decode_service
 from baton.rpc.directory import DirectoryClient
 from baton.rpc.kvreceiver import KvReceiverClient, kvreceiver_service
@@ -37,7 +37,7 @@ from services.worker.watchdog import EngineWatchdog
 log = logging.getLogger(__name__)
 
 KVTRANSFER = Section("kvtransfer", KvTransferConfig)
-ENGINE = Section("engine", EngineConfig)
+ENGINE = Section("engine", EngineConfig, device_defaults)
 STATE = Section("state", StateConfig)
 CATALOGUE_SECONDS = 1.0
 

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from baton.core.config import Section, Setting, Settings
 from baton.core.errors import ConfigError
-from baton.engine.config import EngineConfig
+from baton.engine.config import EngineConfig, device_defaults
 
 
 @pytest.mark.parametrize(
@@ -22,9 +23,32 @@ from baton.engine.config import EngineConfig
         ("fake_step_ms", -0.1),
         ("dtype", "float16"),
         ("backend", "magic"),
-        ("device", "cuda"),
+        ("backend", "cuda"),
+        ("device", "tpu"),
+        ("gpu_memory_share", 0.0),
+        ("gpu_memory_share", 1.5),
     ],
 )
 def test_a_setting_that_no_engine_can_run_with_is_named_with_its_value(key: str, value: float | str) -> None:
     with pytest.raises(ConfigError, match=rf"engine\.{key} must .*, got {value!r}"):
         EngineConfig(**{key: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("key", "value"), [("backend", "native"), ("dtype", "float32")])
+def test_what_no_gpu_backend_computes_is_refused(key: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=rf"engine\.{key} must .* cuda.*, got {value!r}"):
+        EngineConfig(device="cuda", **{key: value})  # type: ignore[arg-type]
+
+
+def test_the_reference_backend_runs_in_float32_on_a_gpu() -> None:
+    assert EngineConfig(device="cuda", backend="torch", dtype="float32").device == "cuda"
+
+
+def test_defaults_follow_the_device_and_give_way_to_what_is_set() -> None:
+    def filled(**given: object) -> EngineConfig:
+        layers = [Setting("engine", key, value, "test") for key, value in given.items()]
+        return Settings(layers).fill(Section("engine", EngineConfig, device_defaults))
+
+    assert filled() == EngineConfig()
+    on_gpu = filled(device="cuda", max_running=7)
+    assert (on_gpu.max_step_tokens, on_gpu.max_running, on_gpu.kv_cache_mb) == (8192, 7, 0)
