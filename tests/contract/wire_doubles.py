@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import grpc.aio
 
 from baton.core.api import DecodeApi, DirectoryApi, KvReceiverApi, PlannerApi, PrefillApi
 from baton.core.telemetry import SILENT_TRACER, SilentMeter, Tracer
@@ -49,6 +51,8 @@ TOKENS = TokenRequest(request_id="req-1", prompt=(1, 2, 3), model="m")
 TICKET = Ticket("req-1", TOKENS.attempt, "127.0.0.1:1", 7)
 HELLO = KvHandshake("prefill-0", EPOCH, "m", "weights", KvFormat("float32", 16, 2, 1, 8), features=("a",))
 QUERY = PlanQuery("req-1", "m", "acme", prompt_tokens=3, max_tokens=16)
+PLAN = Plan((Candidate("decode-0", "127.0.0.1:1", 1),), (), 0)
+GARBAGE = b"\xff\xff\xff\xff"
 
 
 @dataclass
@@ -165,6 +169,11 @@ class ScriptedDecode(DecodeApi):
             self.running.discard(name)
 
 
+async def nothing(_: object) -> AsyncIterator[Any]:
+    await asyncio.Event().wait()
+    yield
+
+
 # --- the two ways -----------------------------------------------------------------------------------------------------
 
 
@@ -238,6 +247,12 @@ async def decode(way: str, domain: DecodeApi, policy: LinkPolicy = PATIENT) -> A
         return
     async with wire(served_decode(domain, policy)) as (server, _), link_to(server.address, policy) as link:
         yield link
+
+
+def raw(channel: grpc.aio.Channel, method: str) -> Callable[..., Any]:
+    """A unary call that sends bytes as they are."""
+    untyped: Any = channel
+    return untyped.unary_unary(method)
 
 
 class Relay:
