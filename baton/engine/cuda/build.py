@@ -26,16 +26,10 @@ INSTALLED = Path("/usr/local/cuda")
 COMPILE_SECONDS = 600  # a bound for one source file on a machine under heavy load
 
 # The "a" target has Hopper's own instructions (wgmma, setmaxnreg). ptxas reports registers and spills of every kernel.
-_COMPILING = (
-    "-O3",
-    "-std=c++17",
-    "-gencode=arch=compute_90a,code=sm_90a",
-    "-lineinfo",
-    "-Xcompiler=-fPIC",
-    "-Xptxas=-v",
-)
+_TARGET = "-gencode=arch=compute_90a,code=sm_90a"
+_COMPILING = ("-O3", "-std=c++17", _TARGET, "-lineinfo", "-Xcompiler=-fPIC", "-Xptxas=-v")
 # The CUDA runtime is inside the library and its symbols stay there, so that torch's own copy cannot take their place.
-_LINKING = ("-shared", "-cudart=static", "-Xlinker=--exclude-libs=ALL")
+_LINKING = ("-shared", _TARGET, "-cudart=static", "-Xlinker=--exclude-libs=ALL")
 
 
 class CudaUnavailable(BatonError):
@@ -73,8 +67,7 @@ def build(cache: Path = CACHE, homes: Sequence[Path] = (), sources: Path = SOURC
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            outputs = pool.map(lambda unit: _compile(toolkit, *unit, directory), units.items())
-            objects = list(outputs)
+            objects = list(pool.map(lambda unit: _compile(toolkit, unit[0], unit[1], directory), units.items()))
         _link(toolkit, objects, library)
     except OSError as error:
         raise CudaUnavailable(f"CUDA kernels: cannot build in {directory}: {error}") from error

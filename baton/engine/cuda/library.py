@@ -57,7 +57,7 @@ class CudaLibrary:
 
 
 def stream_lookup(device: torch.device) -> Callable[[], int]:
-    """A function that gives the handle (cudaStream_t) of torch's current stream on ``device``, with no object around it.
+    """A function that gives the handle (cudaStream_t) of torch's current stream on ``device``, cheaply.
 
     Raises CudaUnavailable when torch has no CUDA or ``device`` is not a GPU.
     """

@@ -1,0 +1,74 @@
+// silu(gate) * up over rows of [gate, up], to bf16 or to e4m3 with one scale a row.
+#include "row.h"
+
+namespace baton {
+
+constexpr int SILU_THREADS = 256;
+constexpr int SMS = 132;  // of an H200; only a hint here
+
+// Eight values; silu is rounded to bf16, and so is its product with `up`. The quick exponential and division stay
+// within a few units of float32's last place, far inside bf16's rounding.
+__device__ __forceinline__ Vector silu_mul(Vector gate, Vector up) {
+  float gates[VECTOR], ups[VECTOR];
+  unpack(gate, gates);
+  unpack(up, ups);
+#pragma unroll
+  for (int j = 0; j < VECTOR; ++j) {
+    ups[j] *= round_to_bf16(__fdividef(gates[j], 1.0f + __expf(-gates[j])));
+  }
+  return pack(ups);
+}
+
+// One vector a thread, over all rows at once.
+__global__ void __launch_bounds__(SILU_THREADS)
+    silu_mul_all(const Vector *gate_up, Vector *out, unsigned vectors, unsigned width) {
+  release_successor();
+  const unsigned at = blockIdx.x * blockDim.x + threadIdx.x;
+  const unsigned row = at / width;
+  const Vector *gate = gate_up + static_cast<size_t>(row) * width + at;  // rows of gate_up are twice as wide
+  wait_for_predecessor();
+  if (at < vectors) out[at] = silu_mul(gate[0], gate[width]);
+}
+
+template <int VECTORS>
+__global__ void __launch_bounds__(ROW_THREADS)
+    silu_mul_quant(const Vector *gate_up, uint2 *out, float *scales, int width) {
+  __shared__ float partial[ROW_THREADS / WARP];
+  release_successor();
+  wait_for_predecessor();
+  const Vector *gate = gate_up + static_cast<size_t>(blockIdx.x) * 2 * width;
+  auto row = RowShare<VECTORS>::load(gate, width);
+  const auto up = RowShare<VECTORS>::load(gate + width, width);
+#pragma unroll
+  for (int i = 0; i < VECTORS; ++i) row.vectors[i] = silu_mul(row.vectors[i], up.vectors[i]);
+  const float largest = fmaxf(reduce_block(row.absolute_maximum(), partial, Maximum{}), SMALLEST);
+  if (threadIdx.x == 0) scales[blockIdx.x] = __fdiv_rn(largest, E4M3_MAX);
+  row.store_quantized(out + static_cast<size_t>(blockIdx.x) * width, width, largest);
+}
+
+}  // namespace baton
+
+// gate_up is bf16 [rows, 2 * ffn], out bf16 [rows, ffn].
+extern "C" int baton_silu_mul(const void *gate_up, void *out, int rows, int ffn, int overlap, cudaStream_t stream) {
+  using namespace baton;
+  if (rows == 0) return cudaSuccess;
+  const int64_t vectors = static_cast<int64_t>(rows) * (ffn / VECTOR);
+  if (ffn % VECTOR != 0 || vectors > INT32_MAX) return cudaErrorInvalidValue;
+  const int threads = vectors < SMS * SILU_THREADS ? 64 : SILU_THREADS;  // a short row is quicker over more SMs
+  const unsigned blocks = static_cast<unsigned>((vectors + threads - 1) / threads);
+  return launch(silu_mul_all, blocks, threads, 0, stream, static_cast<Overlap>(overlap), gate_up, out, vectors,
+                ffn / VECTOR);
+}
+
+// out is e4m3 [rows, ffn], scales float32 [rows]: a row's values are out * scale.
+extern "C" int baton_silu_mul_quant(const void *gate_up, void *out, void *scales, int rows, int ffn, int overlap,
+                                    cudaStream_t stream) {
+  using namespace baton;
+  if (rows == 0) return cudaSuccess;
+  if (ffn % VECTOR != 0) return cudaErrorInvalidValue;
+  const int width = ffn / VECTOR;
+  return spread_row(width, [=](auto per_thread, int threads) {
+    return launch(silu_mul_quant<decltype(per_thread)::value>, rows, threads, 0, stream, static_cast<Overlap>(overlap),
+                  gate_up, out, scales, width);
+  });
+}
