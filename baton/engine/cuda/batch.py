@@ -1,0 +1,344 @@
+"""The persistent decode batch: which sequence sits in which row, and the step's integers packed for one upload.
+
+A sequence keeps its row for as long as it decodes, whatever order the scheduler names it in; when one leaves, the last
+rows fill the hole. So a steady step is a few vectorised numpy operations, and what the device keeps by row (sampling
+parameters, penalty counts, the drawn token) stays where it is. Pure numpy: no device is needed to pack a batch.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.engine.runner import Draw, Part
+
+Ints = NDArray[np.int32]
+Array = TypeVar("Array")
+
+HOST = -1  # as a source: the token is on the host, no row of the previous step drew it
+NOWHERE = -1  # as a slot: the row's keys and values are written nowhere
+_ALIGNMENT = 64  # elements; arrays begin at multiples of 256 bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BatchShape:
+    """The largest step. ``buckets`` are the row counts that decode batches are padded to, ascending, up to ``rows``."""
+
+    rows: int  # sequences in one step
+    tokens: int  # rows of one step, prefill chunks included
+    block_size: int
+    blocks: int  # of one sequence
+    dummy_block: int  # what padding rows attend to; nobody writes it
+    buckets: tuple[int, ...]
+
+    def bucket(self, rows: int) -> int:
+        """The smallest bucket that holds ``rows``; 0 for none."""
+        return self.buckets[bisect_left(self.buckets, rows)] if rows else 0
+
+
+def decode_buckets(max_rows: int) -> tuple[int, ...]:
+    """Row counts to capture: 1, 2, 4, 8, then multiples of 8 to 256 and of 32 beyond, up to ``max_rows``."""
+    sizes = [1, 2, 4, *range(8, 257, 8), *range(288, max_rows + 32, 32)]
+    return (*(size for size in sizes if size < max_rows), max_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class StepArrays(Generic[Array]):
+    """Views into the step's one int32 buffer. The ``row_`` arrays are the decode batch, padded to its bucket."""
+
+    token_ids: Array  # [tokens] of every row of the step; anything where a source is given
+    sources: Array  # [tokens] the row of the previous step that drew the token, or HOST
+    positions: Array  # [tokens]
+    slots: Array  # [tokens] block * block_size + offset, or NOWHERE
+    logit_rows: Array  # [rows] rows of the step whose logits are drawn from
+    logit_positions: Array  # [rows] their positions
+    chunk_starts: Array  # [rows + 1] where each chunk begins, counted from the first chunk row
+    chunk_pages: Array  # [rows + 1] where each chunk's blocks begin in its part of ``block_ids``
+    chunk_last_page: Array  # [rows] tokens in the last block
+    row_token_ids: Array  # [rows]
+    row_sources: Array  # [rows]
+    row_positions: Array  # [rows]
+    row_slots: Array  # [rows]
+    row_pages: Array  # [rows + 1] where each row's blocks begin in ``block_ids``
+    row_last_page: Array  # [rows] tokens in the last block
+    block_ids: Array  # of the decode rows, then (aligned) of the chunks
+
+
+class StepLayout:
+    """Where the arrays of ``StepArrays`` lie in the buffer. What a decode step needs is one run at its end."""
+
+    def __init__(self, shape: BatchShape) -> None:
+        rows = shape.rows
+        lengths = {
+            "chunk_starts": rows + 1,
+            "chunk_pages": rows + 1,
+            "row_pages": rows + 1,
+            "block_ids": rows * (shape.blocks + 1) + _ALIGNMENT,
+        }
+        lengths |= dict.fromkeys(("token_ids", "sources", "positions", "slots"), shape.tokens)
+        self._offsets: dict[str, tuple[int, int]] = {}
+        end = 0
+        for field in fields(StepArrays):
+            start = aligned(end)
+            end = start + lengths.get(field.name, rows)
+            self._offsets[field.name] = (start, end)
+        self.size = end
+        self.decode_start = self._offsets["row_token_ids"][0]
+        self.block_ids_start = self._offsets["block_ids"][0]
+
+    def views(self, buffer: Any) -> StepArrays[Any]:
+        """The arrays inside ``buffer``, a numpy array or a tensor of ``size`` int32."""
+        return StepArrays(**{name: buffer[start:end] for name, (start, end) in self._offsets.items()})
+
+
+def aligned(offset: int) -> int:
+    return -(-offset // _ALIGNMENT) * _ALIGNMENT
+
+
+class RowChange(NamedTuple):
+    """Row ``row`` has a new owner or a new way to draw. ``source`` is the row that drew its last token, or HOST."""
+
+    row: int
+    part: int
+    source: int
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """What one call of ``Batch.pack`` put into the arrays. Chunk rows follow the ``rows`` decode rows."""
+
+    rows: int  # decode rows, not counting padding
+    bucket: int  # decode rows, padded; 0 without any
+    tokens: int  # rows of the step, not counting padding
+    logits: int  # rows to draw from: the decode rows, then the chunks that end their context
+    chunks: int
+    whole: bool  # the arrays of every row are filled: there are chunks, or logits of all rows are asked for
+    chunk_blocks: int  # where the chunks' part of ``block_ids`` begins
+    blocks: int  # entries of ``block_ids`` in use
+    logit_row: Ints  # [parts] where a part's token is drawn, or -1
+    first_row: Ints  # [parts] the step's row at which each part begins
+    changes: list[RowChange]
+
+
+class _Columns(NamedTuple):
+    """The parts of a step, field by field, in the order of ``Part``."""
+
+    key: tuple[int, ...]
+    context: tuple[Sequence[int], ...]
+    start: tuple[int, ...]
+    end: tuple[int, ...]
+    blocks: tuple[Sequence[int], ...]
+    draw: tuple[Draw | None, ...]
+    prompt_logprobs: tuple[int | None, ...]
+    targets: tuple[Sequence[int], ...]
+
+
+class Batch:
+    """The rows of the step launched last, and the blocks of the sequences in them."""
+
+    def __init__(self, shape: BatchShape) -> None:
+        self._shape = shape
+        rows = shape.rows
+        self._table = np.full((rows, shape.blocks), shape.dummy_block, np.int32)
+        self._columns = np.arange(shape.blocks, dtype=np.int32)
+        self._numbers = np.arange(rows, dtype=np.int32)
+        self._row_of: dict[int, int] = {}
+        self._draws: list[Draw | None] = [None] * rows  # by row
+        self._known_blocks = [0] * rows  # by row
+        # Of the step before, by part; empty when the next step has to be arranged anew.
+        self._steady_keys: tuple[int, ...] = ()
+        self._steady_draws: tuple[Draw | None, ...] = ()
+        self._steady_rows = self._numbers[:0]
+        self._steady_blocks: list[int] = []
+
+    def forget(self, key: int) -> None:
+        """The sequence's row is free, and what is known of its blocks and its last token is void."""
+        if self._row_of.pop(key, None) is not None:
+            self._steady_keys = ()
+
+    def pad(self, bucket: int, out: StepArrays[Ints]) -> int:
+        """Fill ``out`` with a decode batch of padding alone, to warm up with. Returns the block ids in use."""
+        out.row_pages[0] = 0
+        return self._pad_rows(0, bucket, 0, out)
+
+    def pack(self, parts: Sequence[Part], out: StepArrays[Ints]) -> PackedBatch:
+        """Fill ``out`` with the step's integers, those of ``StepArrays.token_ids`` and so on only where needed."""
+        columns = _Columns(*zip(*parts, strict=True))
+        starts = np.array(columns.start, np.int32)
+        lengths = np.array(columns.end, np.int32) - starts
+        if columns.key == self._steady_keys and columns.draw == self._steady_draws and int(lengths.max()) == 1:
+            rows, changes = self._steady_rows, []
+            self._append_blocks(columns)
+            out.row_sources[: len(rows)] = self._numbers[: len(rows)]  # each row feeds itself
+        else:
+            rows, changes = self._arrange(columns, lengths, out)
+        count = int(np.count_nonzero(lengths == 1))
+        bucket = self._shape.bucket(count)
+        single = lengths == 1
+        used = self._fill_rows(starts[single], rows[single], bucket, out)
+        first_row = rows.copy()
+        chunks = np.flatnonzero(~single)
+        tokens, chunk_blocks, blocks = count, aligned(used), used
+        whole = len(chunks) > 0 or columns.prompt_logprobs.count(None) < len(parts)
+        if whole:
+            tokens, blocks = self._fill_whole(columns, rows, chunks, count, chunk_blocks, first_row, out)
+        logits = count + int(np.count_nonzero(rows[chunks] >= 0))
+        return PackedBatch(
+            count, bucket, tokens, logits, len(chunks), whole, chunk_blocks, blocks, rows, first_row, changes
+        )
+
+    # --- who sits where -----------------------------------------------------------------------------------------------
+
+    def _arrange(self, columns: _Columns, lengths: Ints, out: StepArrays[Ints]) -> tuple[Ints, list[RowChange]]:
+        """Give every part its row: those who decode keep theirs or fill holes, those who end their context follow."""
+        sizes = lengths.tolist()
+        singles = [part for part, size in enumerate(sizes) if size == 1]
+        rows = self._place(columns, sizes, singles)
+        old_row_of, old_draws = self._row_of, self._draws.copy()
+        self._row_of = {}
+        changes: list[RowChange] = []
+        for part, row in enumerate(rows.tolist()):
+            key, draw = columns.key[part], columns.draw[part]
+            old = old_row_of.get(key, -1)
+            source = old if old >= 0 and old_draws[old] is not None else HOST
+            if row < 0:
+                continue
+            self._row_of[key] = row
+            if sizes[part] == 1:
+                out.row_sources[row] = source
+                out.row_token_ids[row] = columns.context[part][columns.start[part]] if source == HOST else 0
+            if old != row:
+                self._set_blocks(row, 0, columns.blocks[part])
+            elif len(columns.blocks[part]) != self._known_blocks[row]:
+                self._set_blocks(row, self._known_blocks[row], columns.blocks[part])
+            if old != row or draw is not old_draws[row]:
+                changes.append(RowChange(row, part, source))
+            self._draws[row] = draw
+        self._remember(columns, rows, is_steady=len(singles) == len(sizes) and None not in columns.draw)
+        return rows, changes
+
+    def _place(self, columns: _Columns, sizes: list[int], singles: list[int]) -> Ints:
+        rows = np.full(len(sizes), -1, np.int32)
+        count = len(singles)
+        free = set(range(count))
+        newcomers: list[int] = []
+        for part in singles:
+            row = self._row_of.get(columns.key[part], -1)
+            if 0 <= row < count:
+                rows[part] = row
+                free.discard(row)
+            else:
+                newcomers.append(part)
+        rows[newcomers] = sorted(free)
+        ending = [part for part, size in enumerate(sizes) if size > 1 and columns.draw[part] is not None]
+        rows[ending] = range(count, count + len(ending))
+        return rows
+
+    def _remember(self, columns: _Columns, rows: Ints, *, is_steady: bool) -> None:
+        """Keep the arrangement if the next step may repeat it: every part one row that draws."""
+        self._steady_keys = columns.key if is_steady else ()
+        self._steady_draws = columns.draw
+        self._steady_rows = rows
+        self._steady_blocks = list(map(len, columns.blocks))
+
+    def _append_blocks(self, columns: _Columns) -> None:
+        lengths = list(map(len, columns.blocks))
+        if lengths == self._steady_blocks:
+            return
+        rows = self._steady_rows
+        for part in np.flatnonzero(np.array(lengths) != np.array(self._steady_blocks)).tolist():
+            self._set_blocks(int(rows[part]), self._steady_blocks[part], columns.blocks[part])
+        self._steady_blocks = lengths
+
+    def _set_blocks(self, row: int, first: int, blocks: Sequence[int]) -> None:
+        self._table[row, first : len(blocks)] = blocks[first:]
+        self._known_blocks[row] = len(blocks)
+
+    # --- the integers -------------------------------------------------------------------------------------------------
+
+    def _fill_rows(self, positions: Ints, rows: Ints, bucket: int, out: StepArrays[Ints]) -> int:
+        """The decode batch, padded to ``bucket``. Returns how many block ids it has."""
+        count, size = len(rows), self._shape.block_size
+        if not count:
+            return 0
+        out.row_positions[rows] = positions
+        by_row = out.row_positions[:count]
+        pages = by_row // size
+        offsets = by_row - pages * size
+        out.row_slots[:count] = self._table[self._numbers[:count], pages] * size + offsets
+        out.row_last_page[:count] = offsets + 1
+        pages += 1
+        out.row_pages[0] = 0
+        np.cumsum(pages, out=out.row_pages[1 : count + 1])
+        widest = int(pages.max())
+        used = int(out.row_pages[count])
+        inside = self._columns[:widest] < pages[:, None]
+        out.block_ids[:used] = self._table[:count, :widest][inside]
+        return self._pad_rows(count, bucket, used, out)
+
+    def _pad_rows(self, count: int, bucket: int, used: int, out: StepArrays[Ints]) -> int:
+        """Rows ``count`` to ``bucket`` attend to the dummy block, one token long. Returns the block ids in use."""
+        padding = bucket - count
+        out.row_token_ids[count:bucket] = 0
+        out.row_sources[count:bucket] = HOST
+        out.row_positions[count:bucket] = 0
+        out.row_slots[count:bucket] = NOWHERE
+        out.row_last_page[count:bucket] = 1
+        out.row_pages[count + 1 : bucket + 1] = used + 1 + self._numbers[:padding]
+        out.block_ids[used : used + padding] = self._shape.dummy_block
+        return used + padding
+
+    def _fill_whole(
+        self,
+        columns: _Columns,
+        rows: Ints,
+        chunks: NDArray[np.intp],
+        count: int,
+        chunk_blocks: int,
+        first_row: Ints,
+        out: StepArrays[Ints],
+    ) -> tuple[int, int]:
+        """Every row of the step: the decode rows, then the chunks. Returns the rows and block ids in use."""
+        for packed, by_row in (
+            (out.token_ids, out.row_token_ids),
+            (out.sources, out.row_sources),
+            (out.positions, out.row_positions),
+            (out.slots, out.row_slots),
+            (out.logit_rows, self._numbers),
+            (out.logit_positions, out.row_positions),
+        ):
+            packed[:count] = by_row[:count]
+        row, block = count, chunk_blocks
+        out.chunk_starts[0] = out.chunk_pages[0] = 0
+        for index, part in enumerate(chunks.tolist()):
+            first_row[part] = row
+            row, block = self._fill_chunk(columns, part, index, (row, block), out)
+            out.chunk_starts[index + 1] = row - count
+            out.chunk_pages[index + 1] = block - chunk_blocks
+            if rows[part] >= 0:
+                out.logit_rows[rows[part]] = row - 1
+                out.logit_positions[rows[part]] = columns.end[part] - 1
+        return row, block
+
+    def _fill_chunk(
+        self, columns: _Columns, part: int, index: int, at: tuple[int, int], out: StepArrays[Ints]
+    ) -> tuple[int, int]:
+        """One chunk from row and block id ``at`` on. Returns where the next one begins."""
+        row, block = at
+        start, end, size = columns.start[part], columns.end[part], self._shape.block_size
+        last, pages = row + end - start, -(-end // size)
+        tokens = columns.context[part][start:end]
+        positions = np.arange(start, end, dtype=np.int32)
+        blocks = np.array(columns.blocks[part][:pages], np.int32)
+        out.token_ids[row:last] = tokens
+        out.sources[row:last] = HOST
+        out.positions[row:last] = positions
+        out.slots[row:last] = blocks[positions // size] * size + positions % size
+        out.chunk_last_page[index] = (end - 1) % size + 1
+        out.block_ids[block : block + pages] = blocks
+        return last, block + pages

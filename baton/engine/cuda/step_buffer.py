@@ -1,0 +1,53 @@
+"""Pinned memory that the GPU copies from and to by itself: a step's integers go up, its tokens come down."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from baton.engine.cuda.batch import StepArrays, StepLayout
+
+_COPIES = 2  # a step is staged while the copy of the one before may still wait in the stream
+
+
+class StepBuffer:
+    """The step's integers on the device, at addresses that never change, and pinned copies of them that take turns."""
+
+    def __init__(self, layout: StepLayout, device: torch.device) -> None:
+        self._host = [torch.zeros(layout.size, dtype=torch.int32, pin_memory=True) for _ in range(_COPIES)]
+        self._staged: list[StepArrays[NDArray[np.int32]]] = [layout.views(host.numpy()) for host in self._host]
+        self._copied = [torch.cuda.Event() for _ in range(_COPIES)]
+        self._turn = 0
+        self._device = torch.zeros(layout.size, dtype=torch.int32, device=device)
+        self.arrays: StepArrays[torch.Tensor] = layout.views(self._device)
+
+    def stage(self) -> StepArrays[NDArray[np.int32]]:
+        """Host arrays to fill for the next step. Waits only if the copy of the step before the last has not begun."""
+        self._turn = (self._turn + 1) % _COPIES
+        self._copied[self._turn].synchronize()
+        return self._staged[self._turn]
+
+    def upload(self, start: int, end: int) -> None:
+        """Queue the copy of elements ``start`` to ``end`` of what was staged last on torch's current stream."""
+        self._device[start:end].copy_(self._host[self._turn][start:end], non_blocking=True)
+        self._copied[self._turn].record()
+
+
+class Readback:
+    """A device tensor's copy in pinned memory, taken as part of the stream and read later."""
+
+    def __init__(self, source: torch.Tensor) -> None:
+        self._source = source
+        self._host = torch.zeros(source.shape, dtype=source.dtype, pin_memory=True)
+        self._view: NDArray[Any] = self._host.numpy()
+
+    def queue(self, rows: int) -> None:
+        """Queue the copy of the first ``rows`` elements on torch's current stream."""
+        self._host[:rows].copy_(self._source[:rows], non_blocking=True)
+
+    def read(self, rows: int) -> NDArray[Any]:
+        """The first ``rows`` elements, once an event recorded after ``queue`` has passed."""
+        return self._view[:rows]
