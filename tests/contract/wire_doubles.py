@@ -255,14 +255,35 @@ def raw(channel: grpc.aio.Channel, method: str) -> Callable[..., Any]:
     return untyped.unary_unary(method)
 
 
+class PingCount:
+    """Counts the pings in the HTTP/2 frames that a client sends; answers to the server's pings do not count."""
+
+    PREFACE_BYTES = 24
+    HEADER_BYTES = 9  # length (3), type, flags, stream (4): RFC 9113, section 4.1
+    PING, ACK = 6, 1
+
+    def __init__(self) -> None:
+        self.pings = 0
+        self._seen = bytearray()
+        self._next_frame = self.PREFACE_BYTES
+
+    def add(self, data: bytes) -> None:
+        self._seen += data
+        while len(self._seen) >= self._next_frame + self.HEADER_BYTES:
+            header = self._seen[self._next_frame : self._next_frame + self.HEADER_BYTES]
+            self.pings += header[3] == self.PING and not header[4] & self.ACK
+            self._next_frame += self.HEADER_BYTES + int.from_bytes(header[:3])
+
+
 class Relay:
-    """A TCP relay that stops passing bytes while both connections stay open: what SIGSTOP looks like from outside."""
+    """A TCP relay that can stop passing bytes while both connections stay open, as SIGSTOP looks from outside."""
 
     def __init__(self, server: RunningServer) -> None:
         self._target = server.port
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._sent: list[PingCount] = []
 
     async def __aenter__(self) -> Relay:
         self._relay = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -278,15 +299,24 @@ class Relay:
     def freeze(self) -> None:
         self._flowing.clear()
 
+    @property
+    def pings(self) -> int:
+        """Keepalive pings that came from clients, over all connections."""
+        return sum(count.pings for count in self._sent)
+
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
-        for source, sink in ((reader, far_writer), (far_reader, writer)):
-            task = asyncio.create_task(self._pump(source, sink))
+        sent = PingCount()
+        self._sent.append(sent)
+        for source, sink, count in ((reader, far_writer, sent), (far_reader, writer, None)):
+            task = asyncio.create_task(self._pump(source, sink, count))
             self._tasks.add(task)
 
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, count: PingCount | None) -> None:
         try:
             while data := await source.read(65536):
+                if count is not None:
+                    count.add(data)
                 await self._flowing.wait()
                 sink.write(data)
                 await sink.drain()
