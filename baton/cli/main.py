@@ -12,12 +12,10 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from baton.cli import models, request_commands, stack_commands
+from baton.cli import bench, models, request_commands, stack_commands
 from baton.cli.subcommands import Commands
 from baton.cli.terminal import say
-from baton.core.errors import BatonError, ConfigError
-
-BENCHMARKS = ("cpu",)
+from baton.core.errors import BatonError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,7 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     stack_commands.add(commands)
     request_commands.add(commands)
     _add_model(commands)
-    _add_bench(commands)
+    bench.add(commands)
     return parser
 
 
@@ -63,12 +61,6 @@ def _add_model(commands: Commands) -> None:
     convert.add_argument("path", type=Path)
     convert.add_argument("--output", type=Path, help="directory to write; below the cache without it")
     actions.add("list", "known models and whether they are here", _list)
-
-
-def _add_bench(commands: Commands) -> None:
-    parser = commands.add("bench", "run a benchmark, JSON out", _bench)
-    parser.add_argument("benchmark", help="cpu: the CPU engine beside transformers (needs the bench extra)")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the benchmark; `baton bench cpu --help`")
 
 
 def _fetch(arguments: argparse.Namespace, _: Sequence[str]) -> int:
@@ -85,14 +77,6 @@ def _list(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     del arguments
     print(models.listing())
     return 0
-
-
-def _bench(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    if arguments.benchmark not in BENCHMARKS:
-        raise ConfigError(f"bench: must be one of {', '.join(BENCHMARKS)}, got {arguments.benchmark!r}")
-    from bench import cpu_speed  # late: no other command needs what it imports
-
-    return cpu_speed.main(arguments.arguments)
 
 
 if __name__ == "__main__":

@@ -8,14 +8,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from baton.cli import ask, cases, state_dir
-from baton.cli.state_dir import StateDir
+from baton.cli import ask, cases, door
+from baton.cli.door import find_door
 from baton.cli.subcommands import Commands, Run, integer, text
 from baton.client import Client
 from baton.core.clock import SystemClock
 from baton.core.errors import ConfigError
 from baton.core.types import ChatMessage, GenerateRequest, Sampling, StopRules
-from baton.rpc.channels import ClientTls
 
 MAX_CONCURRENCY = 4096
 
@@ -35,11 +34,7 @@ def add(commands: Commands) -> None:
 
 def _add(commands: Commands, name: str, help: str, run: Run) -> argparse.ArgumentParser:
     parser = commands.add(name, help, run)
-    parser.add_argument("--state-dir", type=Path, default=state_dir.DEFAULT, help="of the local stack")
-    parser.add_argument("--key", help="API key; the local one without it")
-    parser.add_argument("--address", help="gateway address; the local one without it")
-    parser.add_argument("--ca", type=Path, help="PEM file that the gateway's certificate is checked with: TLS")
-    parser.add_argument("--model", type=text, default="", help="the only one that is served without it")
+    door.add_options(parser, "--address")
     parser.add_argument("--max-tokens", type=int)
     parser.add_argument("--temperature", type=float, default=0.0, help="0, the default, draws greedily")
     parser.add_argument("--top-k", type=int, default=0)
@@ -108,15 +103,7 @@ def _ask(arguments: argparse.Namespace, request: GenerateRequest) -> int:
 
 
 async def _with_client(arguments: argparse.Namespace, body: Callable[[Client], Awaitable[int]]) -> int:
-    """Address, key and certificate are the given ones, else those of the local stack."""
-    address, key, ca = arguments.address, arguments.key, arguments.ca
-    if not (address and key):
-        record = StateDir(arguments.state_dir).read()
-        if not address and not record.ready:
-            raise ConfigError(f"the stack under {arguments.state_dir} is still starting: `baton status` shows how far")
-        ca = ca or (Path(record.gateway_ca) if record.gateway_ca and not address else None)
-        address, key = address or record.gateway, key or record.key
-    async with Client(address, key, ClientTls(ca) if ca else None) as client:
+    async with find_door(arguments).client() as client:
         return await body(client)
 
 

@@ -33,7 +33,7 @@ _WORTH_CACHING = 64 << 20
 
 def load_spec(model: str | Path) -> DecoderSpec:
     """The spec of a model directory or of ``random:CONFIG``. Raises ModelError naming file, field and value."""
-    return read_spec(HfConfig.read(_config_path(str(model))))
+    return read_spec(HfConfig.read(config_path(str(model))))
 
 
 def preset_names() -> list[str]:
@@ -69,7 +69,8 @@ def checkpoint_files(directory: Path) -> list[Path]:
     return files
 
 
-def _config_path(model: str) -> Path:
+def config_path(model: str) -> Path:
+    """The config.json of a model directory or of ``random:CONFIG``. Raises ModelError when there is none."""
     if not model.startswith(RANDOM_PREFIX):
         if not Path(model).is_dir():
             raise ModelError(f"{model}: no such model directory")
