@@ -21,7 +21,7 @@ class Fleet:
     in_flight: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
-class FleetView:
+class FleetPicture:
     """Fed with the registry's records; keeps the last ones while the registry is away.
 
     A model once seen stays known, so that a fleet whose workers are all down answers Overloaded, not UnknownModel.

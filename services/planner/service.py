@@ -15,7 +15,7 @@ from baton.core.telemetry import Meter
 from baton.core.types import Plan, PlanQuery
 from baton.state.outage import RegistryOutage
 from services.planner.config import PlannerConfig
-from services.planner.fleet import FleetView, InFlight
+from services.planner.fleet import FleetPicture, InFlight
 from services.planner.policy import Noise, plan
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class Planner:
         self._config = config
         self._clock = clock
         self._noise = noise
-        self._view = FleetView()
+        self._picture = FleetPicture()
         self._in_flight = InFlight(clock, config.in_flight_seconds)
         self._outage = RegistryOutage(log, "planning from the last picture")
         self._plans = meter.counter("plans", "Answered queries", ("reason",))
@@ -49,7 +49,7 @@ class Planner:
     async def plan(self, query: PlanQuery) -> Plan:
         began = self._clock.now()
         try:
-            decided = plan(query, self._view.snapshot(self._in_flight.tokens()), self._config, self._noise)
+            decided = plan(query, self._picture.snapshot(self._in_flight.tokens()), self._config, self._noise)
         except BatonError as error:
             self._refused.add(reason=error.reason)
             raise
@@ -61,7 +61,7 @@ class Planner:
     async def refresh(self) -> None:
         """Look at the registry once. While it is away the last picture stays."""
         with self._outage.forgiven():
-            self._view.update(await self._registry.processes())
+            self._picture.update(await self._registry.processes())
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -22,7 +22,7 @@ from baton.core.types import (
     WorkerState,
 )
 from services.planner.config import PlannerConfig
-from services.planner.fleet import Fleet, FleetView, InFlight
+from services.planner.fleet import Fleet, FleetPicture, InFlight
 from services.planner.policy import plan
 
 CARD = ModelCard("m", "llama", 8192, 512, "h", KvFormat("fake", 16, 1, 1, 8))
@@ -40,9 +40,9 @@ def worker(
 
 
 def fleet(*workers: ProcessRecord, **in_flight: int) -> Fleet:
-    view = FleetView()
-    view.update(workers)
-    return view.snapshot(in_flight)
+    picture = FleetPicture()
+    picture.update(workers)
+    return picture.snapshot(in_flight)
 
 
 def decide(found: Fleet, query: PlanQuery = QUERY, config: PlannerConfig = CONFIG) -> Plan:
@@ -124,11 +124,11 @@ def test_model_that_no_worker_ever_served_is_unknown() -> None:
 
 
 def test_known_model_without_a_ready_worker_is_overload() -> None:
-    view = FleetView()
-    view.update([worker("d1")])
-    view.update([])
+    picture = FleetPicture()
+    picture.update([worker("d1")])
+    picture.update([])
     with pytest.raises(Overloaded, match="no worker for m is ready") as refused:
-        decide(view.snapshot({}))
+        decide(picture.snapshot({}))
     assert refused.value.retry_after == CONFIG.retry_after_seconds
     with pytest.raises(Overloaded):
         decide(fleet(worker("d1")), replace(QUERY, avoid=("d1",)))
@@ -154,12 +154,12 @@ def test_equal_workers_share_requests_evenly() -> None:
 def test_burst_between_two_heartbeats_is_spread() -> None:
     """Stats do not move during the burst; only the planner's own accounting tells the workers apart."""
     in_flight = InFlight(ManualClock(), seconds=1.0)
-    view = FleetView()
-    view.update([worker(f"d{index}") for index in range(4)])
+    picture = FleetPicture()
+    picture.update([worker(f"d{index}") for index in range(4)])
     rng = random.Random(2)
     counts: Counter[str] = Counter()
     for _ in range(100):
-        chosen = plan(QUERY, view.snapshot(in_flight.tokens()), CONFIG, rng.random).decode[0].worker_id
+        chosen = plan(QUERY, picture.snapshot(in_flight.tokens()), CONFIG, rng.random).decode[0].worker_id
         in_flight.add(chosen, 250)
         counts[chosen] += 1
     assert max(counts.values()) - min(counts.values()) <= 2
