@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 
 from baton.core.api import DecodeApi, PlannerApi
 from baton.core.clock import Clock
+from baton.core.deadline import Deadline
 from baton.core.errors import Overloaded, PeerUnavailable
 from baton.core.streams import closing
 from baton.core.telemetry import Counter, Meter
 from baton.core.types import Candidate, DecodeRequest, FinishReason, GenerateChunk, Plan, PlanQuery, TokenChunk
 from gateway.choice import ChoiceProgress
 from gateway.fleet import FleetView
-from gateway.running import Lifeline
 
 log = logging.getLogger(__name__)
 RETRY_PAUSE_SECONDS = 0.1
@@ -50,7 +50,7 @@ class Relay:
         self._migrations: Counter = meter.counter("migrations", "Streams that went on after their worker was lost")
 
     async def stream(
-        self, progress: ChoiceProgress, query: PlanQuery, lifeline: Lifeline, prefer: str = ""
+        self, progress: ChoiceProgress, query: PlanQuery, deadline: Deadline, prefer: str = ""
     ) -> AsyncIterator[GenerateChunk]:
         """The choice's chunks, each token exactly once whatever happens to workers. ``prefer``: a worker to try first.
 
@@ -60,11 +60,11 @@ class Relay:
         if whole is not None:
             yield whole
             return
-        route = _Route(self._planner, query, lifeline, self._clock, self._policy, prefer)
+        route = _Route(self._planner, query, deadline, self._clock, self._policy, prefer)
         while progress.finish is None:
             worker = await route.next()
             try:
-                async with closing(self._attempt(progress, worker, route, lifeline)) as chunks:
+                async with closing(self._attempt(progress, worker, route, deadline)) as chunks:
                     async for chunk in chunks:
                         yield chunk
             except Overloaded as error:
@@ -75,17 +75,17 @@ class Relay:
                     self._note_migration(progress, worker, error)
 
     async def _attempt(
-        self, progress: ChoiceProgress, worker: Candidate, route: _Route, lifeline: Lifeline
+        self, progress: ChoiceProgress, worker: Candidate, route: _Route, deadline: Deadline
     ) -> AsyncIterator[GenerateChunk]:
         request = DecodeRequest(
-            progress.next_hop(route.hop, lifeline.remaining()), route.plan.prefill, route.plan.local_prefill_max_tokens
+            progress.next_hop(route.hop, deadline.remaining()), route.plan.prefill, route.plan.local_prefill_max_tokens
         )
         last: GenerateChunk | None = None
         with self._fleet.sending(worker.worker_id):
             async with closing(self._links(worker).generate(request)) as stream:
                 while progress.finish is None:
-                    lifeline.check("the next token")
-                    chunk = await lifeline.within(_next(stream, worker), "the next token")
+                    deadline.check("the next token")
+                    chunk = await deadline.within(_next(stream, worker), "the next token")
                     last = progress.accept(chunk)
                     if progress.finish is None and last is not None:
                         yield last
@@ -115,14 +115,14 @@ class _Route:
         self,
         planner: PlannerApi,
         query: PlanQuery,
-        lifeline: Lifeline,
+        deadline: Deadline,
         clock: Clock,
         policy: RelayPolicy,
         prefer: str,
     ) -> None:
         self._planner = planner
         self._query = query
-        self._lifeline = lifeline
+        self._deadline = deadline
         self._clock = clock
         self._policy = policy
         self._prefer = prefer
@@ -167,7 +167,7 @@ class _Route:
     async def _ask(self) -> None:
         query = replace(self._query, hop=self.hop + 1)
         try:
-            self.plan = await self._lifeline.within(self._planner.plan(query), "a plan")
+            self.plan = await self._deadline.within(self._planner.plan(query), "a plan")
         except Overloaded as error:
             self._refusals.append(error)
             return
@@ -180,4 +180,4 @@ class _Route:
             raise Overloaded(self._refusals[-1].message, retry_after=retry_after)
         self._refusals.clear()
         self._query = replace(self._query, avoid=())
-        await self._lifeline.within(self._clock.sleep(RETRY_PAUSE_SECONDS), "a worker to go on")
+        await self._deadline.within(self._clock.sleep(RETRY_PAUSE_SECONDS), "a worker to go on")

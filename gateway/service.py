@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from baton.core.clock import Ids
+from baton.core.deadline import Deadline
 from baton.core.errors import InvalidRequest, StateUnavailable, UnknownModel
 from baton.core.streams import closing
 from baton.core.types import (
@@ -26,7 +27,7 @@ from gateway.keys import KeyRing
 from gateway.meters import RequestMeters
 from gateway.prompt import Prompts
 from gateway.relay import Relay
-from gateway.running import Lifeline, RunningRequests
+from gateway.running import RunningRequests
 from gateway.validate import MAX_REQUEST_ID, Limits, check_prompt, check_request, check_token_ids, fit_max_tokens
 
 log = logging.getLogger(__name__)
@@ -72,9 +73,9 @@ class Gateway:
             check_request(request, self._policy.limits)
             record.model = self._model_name(request.model, principal)
             request = replace(request, model=record.model)
-            lifeline = Lifeline(self._policy.default_timeout if request.timeout is None else request.timeout)
-            async with self._parts.running.own(principal.tenant, request.request_id, lifeline):
-                choices = await self._choices(request, principal, lifeline)
+            deadline = Deadline.after(self._policy.default_timeout if request.timeout is None else request.timeout)
+            async with self._parts.running.own(principal.tenant, request.request_id, deadline):
+                choices = await self._choices(request, principal, deadline)
                 async with closing(fan_out(choices)) as chunks:
                     async for chunk in chunks:
                         self._parts.meters.note(record, chunk)
@@ -128,9 +129,9 @@ class Gateway:
             raise StateUnavailable("the gateway does not know the fleet yet: the registry has not answered")
         return tuple(name for name in self._parts.fleet.models if self._parts.keys.allows(principal, name))
 
-    async def _choices(self, request: GenerateRequest, principal: Principal, lifeline: Lifeline) -> list[ChoiceStream]:
+    async def _choices(self, request: GenerateRequest, principal: Principal, deadline: Deadline) -> list[ChoiceStream]:
         card = self._card(request.model, principal)
-        prompt = await lifeline.within(self._parts.prompts.prompt_ids(request, card), "the tokenizer")
+        prompt = await deadline.within(self._parts.prompts.prompt_ids(request, card), "the tokenizer")
         check_token_ids(request, prompt, card)
         max_tokens = fit_max_tokens(request, len(prompt), card, self._policy.limits)
         query = PlanQuery(
@@ -159,7 +160,7 @@ class Gateway:
             resumed = request.resume[index] if index < len(request.resume) else ()
             order = ChoiceOrder(request.request_id, index, _choice_request(request, base, index, resumed), eos)
             progress = ChoiceProgress(order, self._parts.prompts.text_stream(card.model, request), resumed)
-            streams.append(partial(self._parts.relay.stream, progress, query, lifeline))
+            streams.append(partial(self._parts.relay.stream, progress, query, deadline))
         return streams
 
 

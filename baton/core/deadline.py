@@ -6,16 +6,21 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from baton.core.errors import Expired
+from baton.core.errors import BatonError, Expired
 
 T = TypeVar("T")
 
 
 class Deadline:
-    """Made once per request and hop from the seconds left; every wait of the request goes through ``within``."""
+    """Made once per request and hop from the seconds left; every wait of the request goes through ``within``.
+
+    ``cut`` brings it forward to now, for a request that is over for another reason than its time.
+    """
 
     def __init__(self, at: float | None) -> None:
         self._at = at
+        self._cut: BatonError | None = None
+        self._waits: set[asyncio.Timeout] = set()
 
     @classmethod
     def after(cls, seconds: float | None) -> Deadline:
@@ -26,6 +31,19 @@ class Deadline:
         """Seconds left, at least 0; None without a deadline."""
         return None if self._at is None else max(0.0, self._at - asyncio.get_running_loop().time())
 
+    def cut(self, error: BatonError) -> None:
+        """Let every wait, present or future, end with ``error``."""
+        self._cut = error
+        self._at = asyncio.get_running_loop().time()
+        for wait in self._waits:
+            if not wait.expired():
+                wait.reschedule(self._at)
+
+    def check(self, what: str) -> None:
+        """Raise what ``within`` would if the request is over already: it may be, without ever having had to wait."""
+        if self.remaining() == 0:
+            raise self._over(what)
+
     async def within(self, waited_for: Awaitable[T], what: str) -> T:
         """The result of ``waited_for``; Expired, naming ``what`` was waited for, once the deadline has passed.
 
@@ -34,8 +52,14 @@ class Deadline:
         limit = asyncio.timeout_at(self._at)
         try:
             async with limit:
+                self._waits.add(limit)
                 return await waited_for
         except TimeoutError as error:
             if limit.expired():
-                raise Expired(f"deadline passed while waiting for {what}") from error
+                raise self._over(what) from error
             raise
+        finally:
+            self._waits.discard(limit)
+
+    def _over(self, what: str) -> BatonError:
+        return self._cut or Expired(f"deadline passed while waiting for {what}")

@@ -1,4 +1,4 @@
-"""Deadlines: waits end with Expired, what was waited for is cancelled, other time-outs are left alone."""
+"""Deadlines: waits end with Expired or with what cut them, and what was waited for is cancelled then."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from baton.core.deadline import Deadline
-from baton.core.errors import Expired
+from baton.core.errors import Cancelled, Expired
 
 
 def test_wait_that_outlasts_the_deadline_is_cancelled_and_expired() -> None:
@@ -53,5 +53,55 @@ def test_remaining_never_goes_below_zero() -> None:
         left = Deadline.after(60).remaining()
         assert left is not None
         assert 0 < left <= 60
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("seconds", [None, 60.0])
+def test_a_cut_ends_every_wait_present_or_future(seconds: float | None) -> None:
+    async def run() -> None:
+        deadline = Deadline.after(seconds)
+        waits = [asyncio.create_task(deadline.within(asyncio.Event().wait(), "it")) for _ in range(3)]
+        await asyncio.sleep(0)
+        deadline.cut(Cancelled("taken over"))
+        for wait in waits:
+            with pytest.raises(Cancelled, match="taken over"):
+                await wait
+        with pytest.raises(Cancelled, match="taken over"):
+            await deadline.within(asyncio.Event().wait(), "it")
+        with pytest.raises(Cancelled, match="taken over"):
+            deadline.check("it")
+
+    asyncio.run(run())
+
+
+def test_a_cut_finds_waits_that_are_ending_already() -> None:
+    async def run() -> None:
+        ending, end = asyncio.Event(), asyncio.Event()
+
+        async def ends_slowly() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ending.set()
+                await end.wait()
+
+        deadline = Deadline.after(0.01)
+        wait = asyncio.create_task(deadline.within(ends_slowly(), "it"))
+        await ending.wait()
+        deadline.cut(Cancelled("taken over"))
+        end.set()
+        with pytest.raises(Cancelled, match="taken over"):
+            await wait
+
+    asyncio.run(run())
+
+
+def test_a_check_tells_what_a_wait_would() -> None:
+    async def run() -> None:
+        Deadline.after(None).check("it")
+        Deadline.after(60).check("it")
+        with pytest.raises(Expired, match="waiting for it"):
+            Deadline.after(0).check("it")
 
     asyncio.run(run())
