@@ -1,0 +1,80 @@
+"""Decode steps by batch size: each can be launched kernel by kernel, or captured once and replayed as one graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from baton.engine.cuda.attention import DecodeAttention
+from baton.engine.cuda.batch import StepArrays
+from baton.engine.cuda.decoder import CudaDecoder, StepRows
+
+
+class DecodeStep:
+    """A decode batch padded to ``bucket`` rows: token ids in, logits out, at addresses that never change."""
+
+    def __init__(
+        self, decoder: CudaDecoder, pool: torch.Tensor, arrays: StepArrays[torch.Tensor], attention: DecodeAttention
+    ) -> None:
+        self.bucket = attention.rows
+        self._decoder = decoder
+        self._pool = pool
+        self._attention = attention
+        bucket = self.bucket
+        self._rows = StepRows(
+            arrays.row_token_ids[:bucket],
+            arrays.row_sources[:bucket],
+            arrays.row_positions[:bucket],
+            arrays.row_slots[:bucket],
+        )
+        self._q = decoder.activations.qkv[:bucket, : decoder.spec.q_size]
+        self._mixed = decoder.activations.mixed[:bucket]
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._logits: torch.Tensor | None = None
+
+    def plan(self, row_pages: NDArray[np.int32]) -> None:
+        """Cut up the attention of the next ``launch`` or ``replay``, or of ``attend`` in a step with chunks."""
+        self._attention.plan(row_pages)
+
+    def attend(self, layer: int) -> None:
+        """The batch's attention in one layer. In a step with chunks it spoils up to ``bucket`` rows of the result, so
+        the chunks' own attention must come after it."""
+        self._attention.run(layer, self._q, self._mixed)
+
+    def launch(self) -> torch.Tensor:
+        """Compute the step kernel by kernel: bf16 logits [bucket, vocab]."""
+        return self._decoder.decode(self._rows, self._pool, self.attend)
+
+    def capture(self, memory: Any) -> None:
+        """Record ``launch`` as a graph, whose own allocations come from the pool ``memory``."""
+        self.launch()  # whatever loads or sets itself up at first use must do so outside the graph
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=memory):
+            self._logits = self.launch()
+        self._graph = graph
+
+    def replay(self) -> torch.Tensor:
+        """``launch`` by the captured graph."""
+        if self._graph is None or self._logits is None:
+            return self.launch()
+        self._graph.replay()
+        return self._logits
+
+
+class DecodeSteps:
+    """One ``DecodeStep`` for every bucket."""
+
+    def __init__(self, steps: list[DecodeStep]) -> None:
+        self._by_bucket = {step.bucket: step for step in steps}
+
+    def __getitem__(self, bucket: int) -> DecodeStep:
+        return self._by_bucket[bucket]
+
+    def capture(self) -> None:
+        """Capture all of them, the largest first, so that the smaller ones fit into the memory that it took."""
+        memory = torch.cuda.graph_pool_handle()
+        for bucket in sorted(self._by_bucket, reverse=True):
+            self._by_bucket[bucket].capture(memory)
