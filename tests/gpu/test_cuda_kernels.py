@@ -1,0 +1,441 @@
+"""The row-wise kernels against torch, with the reference decoder's rounding points."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from baton.engine.cuda.build import build
+from baton.engine.cuda.kernels import E4M3_MAX, Kernels, Overlap
+from baton.engine.cuda.library import CudaFailed, CudaLibrary
+from baton.engine.spec import DecoderSpec, RopeSpec
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+DEVICE = torch.device("cuda")
+BF16 = torch.bfloat16
+E4M3 = torch.float8_e4m3fn
+ROWS = [1, 3, 64, 257, 8192]
+EPS = 1e-5
+
+
+@pytest.fixture(scope="module")
+def library() -> CudaLibrary:
+    return CudaLibrary(build())
+
+
+@pytest.fixture(scope="module", params=list(Overlap), ids=lambda overlap: f"overlap-{overlap.name.lower()}")
+def kernels(library: CudaLibrary, request: pytest.FixtureRequest) -> Kernels:
+    return Kernels(library, DEVICE, request.param)
+
+
+def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
+    generator = torch.Generator(DEVICE).manual_seed(seed)
+    return (torch.randn(shape, generator=generator, device=DEVICE) * scale).to(BF16)
+
+
+def poison(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    """NaN everywhere (e4m3's is 0x7f): what a kernel leaves unwritten shows."""
+    if dtype == E4M3:
+        return torch.full(shape, 0x7F, dtype=torch.uint8, device=DEVICE).view(E4M3)
+    return torch.full(shape, float("nan"), dtype=dtype, device=DEVICE)
+
+
+def ints(values: list[int] | torch.Tensor) -> torch.Tensor:
+    return torch.as_tensor(values, dtype=torch.int32).to(DEVICE)
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[a.element_size()]
+    return a.dtype == b.dtype and torch.equal(a.contiguous().view(whole), b.contiguous().view(whole))
+
+
+def ulps(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """How many bf16 numbers apart a and b are."""
+    assert not a.isnan().any()
+    assert not b.isnan().any()
+    ordered = [x.contiguous().view(torch.int16).to(torch.int32) for x in (a, b)]
+    low, high = (torch.where(x < 0, -(x & 0x7FFF), x) for x in ordered)
+    return (low - high).abs()
+
+
+def assert_nearly_all_equal(out: torch.Tensor, expected: torch.Tensor) -> None:
+    """Each of two roundings may fall to the other side where float32's last bits differ: seldom, and by little."""
+    apart = ulps(out, expected)
+    assert int(apart.max()) <= 2
+    assert float((apart > 0).float().mean()) < 2e-3
+
+
+def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """RMS norm in float64 with bf16's two roundings."""
+    wide = x.double()
+    return (wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + EPS)).to(BF16) * weight
+
+
+def as_e4m3(x: torch.Tensor, factor: torch.Tensor | float) -> torch.Tensor:
+    return (x.float() * factor).clamp(-E4M3_MAX, E4M3_MAX).to(E4M3)
+
+
+def row_maxima(x: torch.Tensor) -> torch.Tensor:
+    """float32 [rows, 1]."""
+    return x.float().abs().amax(dim=-1, keepdim=True)
+
+
+def quotient(a: torch.Tensor | float, b: torch.Tensor | float) -> torch.Tensor:
+    """a / b, rounded once: torch multiplies by the reciprocal of a plain number."""
+    wide = [torch.as_tensor(x, dtype=torch.float32, device=DEVICE) for x in (a, b)]
+    return torch.div(*torch.broadcast_tensors(*wide))
+
+
+# ------------------------------------------------------------------------------------------------------ rows by index
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("hidden", [128, 576, 4096])
+def test_a_row_takes_the_drawn_token_where_it_names_a_source(kernels: Kernels, rows: int, hidden: int) -> None:
+    vocabulary, drawn_rows = 1000, 64
+    table = normal(vocabulary, hidden)
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(vocabulary, (rows,), generator=generator)
+    drawn = torch.randint(vocabulary, (drawn_rows,), generator=generator)
+    sources = torch.randint(-drawn_rows, drawn_rows, (rows,), generator=generator)
+    out = poison(rows, hidden)
+    kernels.embed(ints(tokens), ints(sources), ints(drawn), table, out)
+    expected = table[torch.where(sources >= 0, drawn[sources.clamp(min=0)], tokens).to(DEVICE)]
+    assert same_bits(out, expected)
+
+
+def test_a_token_outside_the_vocabulary_spoils_its_row_alone(kernels: Kernels) -> None:
+    table = normal(50, 256)
+    out = torch.zeros(4, 256, dtype=BF16, device=DEVICE)
+    kernels.embed(ints([3, -1, 50, 49]), ints([-1, -1, -1, -1]), ints([0]), table, out)
+    assert out[1:3].isnan().all()
+    assert same_bits(out[[0, 3]], table[[3, 49]])
+
+
+@pytest.mark.parametrize("count", [1, 5, 300])
+def test_gathered_rows_are_copies(kernels: Kernels, count: int) -> None:
+    x = normal(513, 1024)
+    rows = torch.randint(513, (count,), generator=torch.Generator().manual_seed(2))
+    out = poison(count, 1024)
+    kernels.gather_rows(x, ints(rows), out)
+    assert same_bits(out, x[rows.to(DEVICE)])
+
+
+# --------------------------------------------------------------------------------------------------------------- norm
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("hidden", [64, 192, 576, 1024, 2880, 4096, 5120, 8192])
+def test_add_norm_rounds_as_the_reference(kernels: Kernels, rows: int, hidden: int) -> None:
+    x, residual, weight = normal(rows, hidden), normal(rows, hidden, seed=1, scale=3.0), normal(hidden, seed=2)
+    expected_residual = residual + x
+    out = poison(rows, hidden)
+    kernels.add_norm(x, residual, weight, EPS, out)
+    assert same_bits(residual, expected_residual)
+    assert_nearly_all_equal(out, normed(expected_residual, weight))
+
+
+@pytest.mark.parametrize("hidden", [576, 4096, 16_384])
+def test_add_norm_of_the_residual_alone_leaves_it(kernels: Kernels, hidden: int) -> None:
+    residual, weight = normal(5, hidden), normal(hidden, seed=1)
+    before = residual.clone()
+    out = poison(5, hidden)
+    kernels.add_norm(None, residual, weight, EPS, out)
+    assert same_bits(residual, before)
+    assert_nearly_all_equal(out, normed(before, weight))
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("hidden", [192, 1024, 4096, 8192])
+def test_quantized_norm_is_the_norm_by_its_own_scale(kernels: Kernels, rows: int, hidden: int) -> None:
+    x, residual, weight = normal(rows, hidden), normal(rows, hidden, seed=1), normal(hidden, seed=2)
+    plain, plain_residual = poison(rows, hidden), residual.clone()
+    kernels.add_norm(x, plain_residual, weight, EPS, plain)
+    out, scales = poison(rows, hidden, dtype=E4M3), poison(rows, dtype=torch.float32)
+    kernels.add_norm_quant(x, residual, weight, EPS, out, scales)
+    largest = row_maxima(plain)
+    assert same_bits(residual, plain_residual)
+    assert same_bits(scales, quotient(largest, E4M3_MAX)[:, 0])
+    assert same_bits(out, as_e4m3(plain, quotient(E4M3_MAX, largest)))
+
+
+def test_a_row_of_zeros_quantizes_to_zeros(kernels: Kernels) -> None:
+    zeros, weight = torch.zeros(2, 512, dtype=BF16, device=DEVICE), normal(512)
+    out, scales = poison(2, 512, dtype=E4M3), poison(2, dtype=torch.float32)
+    kernels.add_norm_quant(None, zeros, weight, EPS, out, scales)
+    assert (out.float() == 0).all()
+    assert ((scales > 0) & scales.isfinite()).all()
+
+
+# --------------------------------------------------------------------------------------------------------- activation
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate.double()).to(BF16) * up
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("ffn", [96, 1536, 3072, 14_336])
+def test_silu_mul_rounds_as_the_reference(kernels: Kernels, rows: int, ffn: int) -> None:
+    gate_up = normal(rows, 2 * ffn, scale=4.0)
+    out = poison(rows, ffn)
+    kernels.silu_mul(gate_up, out)
+    assert_nearly_all_equal(out, silu_mul(gate_up))
+
+
+def test_silu_mul_of_huge_gates_stays_finite(kernels: Kernels) -> None:
+    gates = [-1e30, -300.0, -100.0, -88.0, -20.0, -0.0, 0.0, 20.0, 88.0, 100.0, 300.0, 1e30, 1.0, -1.0, 0.5, -0.5]
+    gate_up = torch.tensor([[*gates, *[1.5] * 16]], device=DEVICE).to(BF16)
+    out = poison(1, 16)
+    kernels.silu_mul(gate_up, out)
+    torch.testing.assert_close(out, silu_mul(gate_up), rtol=2**-7, atol=1e-30)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("ffn", [96, 1536, 3072, 14_336])
+def test_quantized_silu_mul_is_silu_mul_by_its_own_scale(kernels: Kernels, rows: int, ffn: int) -> None:
+    gate_up = normal(rows, 2 * ffn, scale=4.0)
+    plain, out, scales = poison(rows, ffn), poison(rows, ffn, dtype=E4M3), poison(rows, dtype=torch.float32)
+    kernels.silu_mul(gate_up, plain)
+    kernels.silu_mul_quant(gate_up, out, scales)
+    largest = row_maxima(plain)
+    assert same_bits(scales, quotient(largest, E4M3_MAX)[:, 0])
+    assert same_bits(out, as_e4m3(plain, quotient(E4M3_MAX, largest)))
+
+
+# ------------------------------------------------------------------------------------------------- rope and the cache
+
+LLAMA_8B = DecoderSpec("llama", 1000, 4096, 4096, 14_336, 3, 32, 8, 128, EPS, RopeSpec(5e5), tied_head=False)
+QWEN3 = replace(LLAMA_8B, hidden_size=1024, ffn_size=3072, heads=16, qk_norm=True)
+SMOLLM2 = replace(LLAMA_8B, hidden_size=576, ffn_size=1536, heads=9, kv_heads=3, head_dim=64)
+TINY = replace(LLAMA_8B, hidden_size=192, heads=3, kv_heads=1, head_dim=64, qk_norm=True)
+HEADS_OF_96 = replace(LLAMA_8B, heads=8, kv_heads=2, head_dim=96, qk_norm=True)
+HEADS_OF_256 = replace(LLAMA_8B, heads=5, kv_heads=1, head_dim=256, qk_norm=True)
+HEADS_OF_32 = replace(LLAMA_8B, heads=4, kv_heads=2, head_dim=32)
+SPECS = [LLAMA_8B, QWEN3, SMOLLM2, TINY, HEADS_OF_96, HEADS_OF_256, HEADS_OF_32]
+
+
+@dataclass(frozen=True)
+class RopeStep:
+    """Random rows for one layer, every fifth a padding row, in slots that differ."""
+
+    spec: DecoderSpec
+    qkv: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    cos: torch.Tensor
+    sin: torch.Tensor
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    layer: int
+    blocks: int
+    block_size: int
+
+    @classmethod
+    def random(cls, spec: DecoderSpec, rows: int, block_size: int) -> RopeStep:
+        generator = torch.Generator().manual_seed(rows)
+        blocks = rows // block_size + 5
+        slots = torch.randperm(blocks * block_size, generator=generator)[:rows]
+        slots[4::5] = -1
+        angles = torch.rand(spec.context_length, spec.head_dim // 2, generator=generator).to(DEVICE) * 6.3
+        norms = [normal(spec.head_dim, seed=seed) if spec.qk_norm else None for seed in (3, 4)]
+        return cls(
+            spec=spec,
+            qkv=normal(rows, spec.q_size + 2 * spec.kv_size, scale=2.0),
+            positions=ints(torch.randint(spec.context_length, (rows,), generator=generator)),
+            slots=ints(slots),
+            cos=angles.cos(),
+            sin=angles.sin(),
+            q_norm=norms[0],
+            k_norm=norms[1],
+            layer=1,
+            blocks=blocks,
+            block_size=block_size,
+        )
+
+    def pool(self, dtype: torch.dtype) -> torch.Tensor:
+        spec = self.spec
+        return poison(self.blocks, spec.layers, 2, spec.kv_heads, self.block_size, spec.head_dim, dtype=dtype)
+
+    def append(self, kernels: Kernels, qkv: torch.Tensor, pool: torch.Tensor) -> None:
+        inputs = (self.positions, self.slots, self.cos, self.sin, self.spec, self.q_norm, self.k_norm)
+        kernels.rope_append(qkv, *inputs, pool, self.layer)
+
+    def kept(self) -> torch.Tensor:
+        """bool [rows]: which are not padding."""
+        return self.slots >= 0
+
+    def expected(self, part: str) -> torch.Tensor:
+        """q, k or v of all rows, bf16 [rows, heads, head_dim]."""
+        spec = self.spec
+        q, k, v = self.qkv.split([spec.q_size, spec.kv_size, spec.kv_size], dim=-1)
+        x, norm = {"q": (q, self.q_norm), "k": (k, self.k_norm), "v": (v, None)}[part]
+        x = x.unflatten(-1, (-1, spec.head_dim))
+        if part == "v":
+            return x
+        x = x if norm is None else normed(x, norm)
+        low, high = x.float().chunk(2, dim=-1)
+        cos, sin = (table[self.positions.long()][:, None, :] for table in (self.cos, self.sin))
+        return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(BF16)
+
+    def cached(self, pool: torch.Tensor, side: int) -> torch.Tensor:
+        """What the pool has for the kept rows, [kept, kv_heads, head_dim]."""
+        slots = self.slots[self.kept()].long()
+        return pool[slots // self.block_size, self.layer, side, :, slots % self.block_size]
+
+
+def assert_rotated(step: RopeStep, out: torch.Tensor, expected: torch.Tensor) -> None:
+    """Bit-equal without a norm; with one, a flipped rounding before the rotation may move both of a pair."""
+    if not step.spec.qk_norm:
+        assert same_bits(out, expected)
+        return
+    low, high = expected.float().abs().chunk(2, dim=-1)
+    reach = (low + high).repeat(1, 1, 2)
+    assert ((out.float() - expected.float()).abs() <= 2**-6 * reach).all()
+    assert float((out != expected).float().mean()) < 4e-3
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.heads}x{spec.kv_heads}x{spec.head_dim}")
+def test_rope_append_rotates_in_place_and_fills_the_cache(kernels: Kernels, spec: DecoderSpec, rows: int) -> None:
+    step = RopeStep.random(spec, rows, block_size=16)
+    qkv, pool, kept = step.qkv.clone(), step.pool(BF16), step.kept()
+    step.append(kernels, qkv, pool)
+    assert_rotated(step, qkv[kept, : spec.q_size].unflatten(-1, (-1, spec.head_dim)), step.expected("q")[kept])
+    assert_rotated(step, step.cached(pool, side=0), step.expected("k")[kept])
+    assert same_bits(step.cached(pool, side=1), step.expected("v")[kept])
+
+
+@pytest.mark.parametrize("block_size", [1, 16, 24, 64])
+def test_rope_append_writes_its_slots_and_nothing_else(kernels: Kernels, block_size: int) -> None:
+    step = RopeStep.random(SMOLLM2, 77, block_size)
+    qkv, pool, kept = step.qkv.clone(), step.pool(BF16), step.kept()
+    step.append(kernels, qkv, pool)
+    assert same_bits(qkv[~kept], step.qkv[~kept])
+    assert same_bits(qkv[:, SMOLLM2.q_size :], step.qkv[:, SMOLLM2.q_size :])
+    written = ~pool.isnan()
+    slots = step.slots[kept].long()
+    expected = torch.zeros_like(written)
+    expected[slots // block_size, step.layer, :, :, slots % block_size] = True
+    assert torch.equal(written, expected)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("spec", [LLAMA_8B, QWEN3, SMOLLM2], ids=["8b", "0.6b", "135m"])
+def test_an_e4m3_cache_holds_what_the_bf16_one_does_by_scale(kernels: Kernels, spec: DecoderSpec, rows: int) -> None:
+    step = RopeStep.random(spec, rows, block_size=16)
+    k_scale, v_scale = 0.05, 1e-3  # v / 1e-3 is clipped
+    plain_qkv, plain_pool = step.qkv.clone(), step.pool(BF16)
+    step.append(kernels, plain_qkv, plain_pool)
+    qkv, pool = step.qkv.clone(), step.pool(E4M3)
+    inputs = (step.positions, step.slots, step.cos, step.sin, spec, step.q_norm, step.k_norm)
+    kernels.rope_append_quant(qkv, *inputs, pool, step.layer, k_scale, v_scale)
+    assert same_bits(qkv, plain_qkv)
+    for side, scale in enumerate((k_scale, v_scale)):
+        factor = torch.tensor(1.0 / scale, dtype=torch.float32, device=DEVICE)
+        assert same_bits(step.cached(pool, side), as_e4m3(step.cached(plain_pool, side), factor))
+
+
+# ------------------------------------------------------------------------------------------------------ what all keep
+
+
+def run_all(kernels: Kernels, x: torch.Tensor, step: RopeStep, rows: slice) -> list[torch.Tensor]:
+    """Every kernel whose rows do arithmetic, on some of the rows."""
+    x = x[rows].clone()
+    count, width = x.shape
+    weight = normal(width, seed=9)
+    normed_out, normed_e4m3 = poison(count, width), poison(count, width, dtype=E4M3)
+    activated, activated_e4m3 = poison(count, width // 2), poison(count, width // 2, dtype=E4M3)
+    scales, more_scales = poison(count, dtype=torch.float32), poison(count, dtype=torch.float32)
+    kernels.add_norm(x, x.clone(), weight, EPS, normed_out)
+    kernels.add_norm_quant(x, x.clone(), weight, EPS, normed_e4m3, scales)
+    kernels.silu_mul(x, activated)
+    kernels.silu_mul_quant(x, activated_e4m3, more_scales)
+    part = replace(step, positions=step.positions[rows].clone(), slots=step.slots[rows].clone())
+    qkv = step.qkv[rows].clone()
+    part.append(kernels, qkv, step.pool(BF16))
+    return [normed_out, normed_e4m3, scales, activated, activated_e4m3, more_scales, qkv]
+
+
+@pytest.mark.parametrize("width", [512, 4096])
+def test_rows_do_not_depend_on_the_batch(kernels: Kernels, width: int) -> None:
+    rows = 300
+    x, step = normal(rows, width), RopeStep.random(QWEN3, rows, block_size=16)
+    together = run_all(kernels, x, step, slice(0, rows))
+    for row in (0, 7, 299):
+        alone = run_all(kernels, x, step, slice(row, row + 1))
+        assert all(same_bits(a, b[row : row + 1]) for a, b in zip(alone, together, strict=True))
+
+
+def test_a_row_that_is_not_finite_harms_no_other(kernels: Kernels) -> None:
+    rows, width = 6, 1024
+    x, step = normal(rows, width), RopeStep.random(QWEN3, rows, block_size=16)
+    clean = run_all(kernels, x, step, slice(0, rows))
+    x[2, 5], x[3, 9], step.qkv[2, 4] = float("nan"), float("inf"), float("nan")
+    spoiled = run_all(kernels, x, step, slice(0, rows))
+    others = [0, 1, 4, 5]
+    assert all(same_bits(a[others], b[others]) for a, b in zip(clean, spoiled, strict=True))
+    assert all(out[2].float().isnan().any() for out in (spoiled[0], spoiled[1], spoiled[3], spoiled[4]))
+
+
+def test_no_rows_are_no_work(kernels: Kernels) -> None:
+    step = RopeStep.random(SMOLLM2, 4, block_size=16)
+    outputs = run_all(kernels, normal(4, 512), step, slice(0, 0))
+    assert all(out.numel() == 0 for out in outputs)
+
+
+def test_a_refused_launch_names_the_function(kernels: Kernels) -> None:
+    x = normal(2, 12)
+    with pytest.raises(CudaFailed, match="baton_add_norm: invalid argument"):
+        kernels.add_norm(x, x.clone(), normal(12), EPS, poison(2, 12))
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Kernels that each need the one before, many times over, as in a step of one sequence."""
+
+    x: torch.Tensor
+    residual: torch.Tensor
+    weight: torch.Tensor
+    normed: torch.Tensor
+    gate_up: torch.Tensor
+    twice: torch.Tensor
+
+    @classmethod
+    def random(cls, rows: int, hidden: int, seed: int) -> Chain:
+        return cls(
+            x=normal(rows, hidden, seed=seed),
+            residual=normal(rows, hidden, seed=seed + 1),
+            weight=normal(hidden, seed=seed + 2),
+            normed=poison(rows, hidden),
+            gate_up=poison(rows, 2 * hidden),
+            twice=ints(torch.arange(rows).repeat_interleave(2)),
+        )
+
+    def run(self, kernels: Kernels) -> None:
+        for _ in range(40):
+            kernels.add_norm(self.x, self.residual, self.weight, EPS, self.normed)
+            kernels.gather_rows(self.normed, self.twice, self.gate_up.view(-1, self.x.shape[1]))
+            kernels.silu_mul(self.gate_up, self.x)
+
+
+@pytest.mark.parametrize("rows", [1, 33])
+def test_overlapped_launches_in_a_graph_give_the_bits_of_serial_ones(library: CudaLibrary, rows: int) -> None:
+    overlapped, serial = (Kernels(library, DEVICE, overlap) for overlap in (Overlap.YES, Overlap.NO))
+    captured = Chain.random(rows, 4096, seed=0)
+    captured.run(overlapped)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured.run(overlapped)
+    for seed in range(30):
+        fresh = Chain.random(rows, 4096, seed)
+        for name in ("x", "residual", "weight"):
+            getattr(captured, name).copy_(getattr(fresh, name))
+        graph.replay()
+        fresh.run(serial)
+        assert same_bits(captured.x, fresh.x)
+        assert same_bits(captured.residual, fresh.residual)
