@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ssl
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -105,14 +105,15 @@ def same_secret(given: str, expected: str) -> bool:
     return hmac.compare_digest(given.encode(), expected.encode())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class PeerChannel:
-    """An open channel and what every call on it carries."""
+    """An open channel and what every call on it carries. ``calls``: unary calls that wait for their answer."""
 
     address: str
     channel: grpc.aio.Channel = field(repr=False)
     token: str = field(default="", repr=False)
     tracer: Tracer = field(default=SILENT_TRACER, repr=False)
+    calls: int = 0
 
     def metadata(self, request_id: str = "") -> grpc.aio.Metadata:
         """What every call brings. Raises InvalidRequest or Unauthenticated for characters that no header can carry."""
@@ -147,12 +148,15 @@ class PeerChannel:
 
     async def _finished(self, call: Awaitable[T]) -> T:
         """gRPC says CancelledError too when the channel is closed under a call; nobody cancelled its caller then."""
+        self.calls += 1
         try:
             return await call
         except asyncio.CancelledError as error:
             if being_cancelled():
                 raise
             raise PeerUnavailable(f"{self.address}: the channel was closed") from error
+        finally:
+            self.calls -= 1
 
     def incomplete(self, error: InvalidRequest) -> BatonError:
         """A response that means nothing is the peer's fault, not our caller's."""
@@ -214,6 +218,14 @@ class ChannelPool:
         channel = self._channels.pop(address, None)
         if channel is not None:
             await channel.close()
+
+    async def discard_idle(self, addresses: Iterable[str]) -> frozenset[str]:
+        """Close the channels to these addresses on which no unary call runs; returns those that have none any more."""
+        wanted = frozenset(addresses)
+        busy = {address for address in wanted if address in self._channels and self._channels[address].calls}
+        for address in wanted - busy:
+            await self.discard(address)
+        return wanted - busy
 
     async def aclose(self) -> None:
         for address in list(self._channels):

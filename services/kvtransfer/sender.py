@@ -97,13 +97,14 @@ class KvSender:
 
     async def _hand_over(self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks) -> int:
         began = self._clock.now()
-        receiver, layout = self._receivers(ticket), self._identity.format
+        layout = self._identity.format
         first, count = blocks.first_block, blocks.block_count
         filled = blocks.tokens - (first + count - 1) * layout.block_size
         payload = pack(bytes(await run.read_blocks(first, count)), layout, filled)  # no copy if it is bytes already
         checksums: tuple[bytes, ...] = ()
         if self._config.checksum_policy is not ChecksumPolicy.OFF:
             checksums = block_checksums(payload, first, count, layout.block_bytes)
+        receiver = self._receivers(ticket)  # only now: a channel on which nothing runs may be closed meanwhile
         await self._answered(ticket, receiver.offer(KvChunk(ticket, first, count, payload, checksums)))
         await self._answered(ticket, receiver.confirm(KvConfirmation(ticket, first, count)))
         self._sent.add(len(payload))

@@ -12,6 +12,7 @@ from os import getpid
 from typing import TypeVar
 
 from baton.core.api import RegistryApi
+from baton.core.background import background
 from baton.core.clock import Clock, RandomIds, SystemClock
 from baton.core.errors import Cancelled
 from baton.core.reserved_port import reserved_port
@@ -26,6 +27,7 @@ from baton.telemetry.http import Endpoints, serve_http
 from baton.telemetry.metrics import PrometheusMeter
 from baton.telemetry.traces import OpenTelemetryTracer
 from services.process.config import ProcessConfig
+from services.process.departures import close_departed
 from services.process.registration import Registration
 
 log = logging.getLogger(__name__)
@@ -103,7 +105,8 @@ async def service_process(
             registration.publish_http(http_address)
             stopping = _stop_requested()
             log.info("started", extra={"id": process_id, "address": address, "http": http_address, "epoch": epoch})
-            async with registration.kept():
+            departures = close_departed(channels, registry, clock)
+            async with registration.kept(), background(departures, "close departed"):
                 yield ServiceProcess(
                     process_id,
                     role,
