@@ -6,7 +6,7 @@ Which block belongs to whom is decided elsewhere; here a block id is only an ind
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,8 @@ from baton.core.errors import ConfigError, CorruptTransfer
 from baton.engine.spec import DecoderSpec
 
 _CGROUP = Path("/sys/fs/cgroup")
+# Blocks pass between a GPU and the host in pieces of about this many bytes, which bounds the memory beside the pool.
+COPY_BYTES = 32 << 20
 
 
 def block_bytes(spec: DecoderSpec, block_size: int, dtype: torch.dtype) -> int:
@@ -51,11 +53,10 @@ def available_bytes(device: torch.device) -> float:
 
 
 def read_blocks(pool: torch.Tensor, block_ids: Sequence[int]) -> bytes:
-    """The bytes of the blocks, one after another in the order of ``block_ids``."""
+    """The bytes of the blocks, one after another in the order of ``block_ids``; of a GPU, on torch's current stream."""
     _check_ids(pool, block_ids)
     if pool.device.type != "cpu":
-        taken = pool[torch.tensor(block_ids, dtype=torch.int64, device=pool.device)].cpu()
-        return _as_bytes(taken).data.tobytes()
+        return b"".join(_read_from_device(pool, block_ids))
     rows = _as_bytes(pool)
     return b"".join(rows[block].data for block in block_ids)
 
@@ -72,10 +73,42 @@ def write_blocks(pool: torch.Tensor, block_ids: Sequence[int], data: bytes | byt
         raise CorruptTransfer(f"{len(block_ids)} KV blocks take {size * len(block_ids)} bytes, got {len(view)}")
     if not block_ids:
         return
-    source = torch.frombuffer(bytearray(view) if view.readonly else view, dtype=torch.uint8)
+    source = torch.frombuffer(bytearray(view) if view.readonly else view, dtype=torch.uint8).view(len(block_ids), size)
+    if pool.device.type != "cpu":
+        _write_to_device(pool, block_ids, source)
+        return
     rows = pool.view(pool.shape[0], -1).view(torch.uint8)
     for row, block in enumerate(block_ids):
-        rows[block].copy_(source[row * size : (row + 1) * size])
+        rows[block].copy_(source[row])
+
+
+def _read_from_device(pool: torch.Tensor, block_ids: Sequence[int]) -> Iterator[bytes]:
+    words = _as_words(pool)
+    for piece in _pieces(words, block_ids):
+        taken = words.index_select(0, torch.tensor(piece, device=pool.device))
+        host = torch.empty(taken.shape, dtype=taken.dtype, pin_memory=True).copy_(taken, non_blocking=True)
+        torch.cuda.current_stream(pool.device).synchronize()
+        yield host.numpy().tobytes()
+
+
+def _write_to_device(pool: torch.Tensor, block_ids: Sequence[int], source: torch.Tensor) -> None:
+    """``source`` is uint8 [blocks, bytes of one]. Returns when it has been read, maybe before the pool is written."""
+    words, first = _as_words(pool), 0
+    for piece in _pieces(words, block_ids):
+        host = source[first : first + len(piece)].view(words.dtype).pin_memory()
+        words.index_copy_(0, torch.tensor(piece, device=pool.device), host.to(pool.device, non_blocking=True))
+        first += len(piece)
+
+
+def _as_words(pool: torch.Tensor) -> torch.Tensor:
+    """int64 [blocks, words of one]: a block is a multiple of 8 bytes, for K and V and an even head size."""
+    return pool.view(pool.shape[0], -1).view(torch.int64)
+
+
+def _pieces(words: torch.Tensor, block_ids: Sequence[int]) -> Iterator[Sequence[int]]:
+    step = max(1, COPY_BYTES // (words.shape[1] * words.element_size()))
+    for start in range(0, len(block_ids), step):
+        yield block_ids[start : start + step]
 
 
 def _as_bytes(pool: torch.Tensor) -> NDArray[np.uint8]:
