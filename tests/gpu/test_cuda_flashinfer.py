@@ -105,7 +105,7 @@ def test_a_plan_serves_until_a_row_needs_another_chunk(
         copy_into(table, host)
         kept.plan(host.indptr)
         kept.run(1, split, out)
-        fresh._plan = fresh._plan_anew(host.indptr)
+        fresh.plan_anew(host.indptr)
         fresh.run(1, split, expected)
         if fresh._chunk_pages == kept._chunk_pages or not kept._plan.is_split:
             assert torch.equal(out, expected), f"step {step}"

@@ -172,15 +172,23 @@ class PlannedDecode:
         self._workspace = workspace
         self._integers = torch.zeros(_PLAN_BYTES, dtype=torch.uint8, device=pool.device)
         self._staging = PlanStaging(_PLAN_BYTES)
-        self._chunk_pages = 0
-        self._chunks = np.zeros(0, np.int64)
         self.plans = 0  # how often the work was cut up anew
-        self._plan = self._plan_anew(np.arange(rows + 1, dtype=np.int32))
+        self.plan_anew(np.arange(rows + 1, dtype=np.int32))
 
     def plan(self, indptr: Ints) -> None:
         """See ``DecodeAttention.plan``."""
         if self._plan.is_split and not self._still_serves(indptr):
-            self._plan = self._plan_anew(indptr)
+            self.plan_anew(indptr)
+
+    def plan_anew(self, indptr: Ints) -> None:
+        """Cut up the work even if the last plan would serve."""
+        with self._staging.lend() as pinned:
+            plan = self._schedule.plan(PlanMemory(self._workspace, self._integers, pinned), indptr)
+            tokens = int(pinned[plan.chunk_size_offset :][:4].view(torch.int32)[0])
+        self.plans += 1
+        self._plan = plan
+        self._chunk_pages = max(tokens // self._shape.block_size, 1)
+        self._chunks = self._chunks_needed(indptr)
 
     def run(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
         """``q`` and ``out`` bf16 [rows, heads, head_dim]. See ``DecodeAttention.run``."""
@@ -196,12 +204,3 @@ class PlannedDecode:
 
     def _chunks_needed(self, indptr: Ints) -> Ints:
         return -(-self._schedule.pages_read(indptr) // self._chunk_pages)
-
-    def _plan_anew(self, indptr: Ints) -> Plan:
-        with self._staging.lend() as pinned:
-            plan = self._schedule.plan(PlanMemory(self._workspace, self._integers, pinned), indptr)
-            tokens = int(pinned[plan.chunk_size_offset :][:4].view(torch.int32)[0])
-        self.plans += 1
-        self._chunk_pages = max(tokens // self._shape.block_size, 1)
-        self._chunks = self._chunks_needed(indptr)
-        return plan
