@@ -35,13 +35,6 @@ def server_binary() -> Path:
     raise ConfigError(f"state: no server binary inside {root.name}")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @contextmanager
 def embedded_server(password: str, log: IO[bytes] | int = subprocess.DEVNULL) -> Iterator[tuple[str, int]]:
     """Start the server and yield (url, pid). It is up when this yields; it is gone when the block ends."""

@@ -26,9 +26,9 @@ from baton.client import ChatMessage, Client
 from baton.core.errors import BatonError, InvalidRequest, TokenizerMissing, Unauthenticated, UnknownModel
 from baton.core.types import FinishReason, GenerateRequest, Sampling, StopRules
 from baton.rpc.errors import from_rpc_error
-from baton.state.embedded import free_port
 from tests.baton_command import GENEROUS_SECONDS, Baton, all_dead, stack, until
 from tests.launched import running_stack
+from tests.ports import free_port
 
 TINY = Path(__file__).parents[1] / "data" / "tiny" / "llama-gqa-tied"
 GOOD = GenerateRequest(prompt_token_ids=(1, 2, 3), max_tokens=3, stop=StopRules(ignore_eos=True), timeout=60)

@@ -14,10 +14,11 @@ from baton.cli.state_dir import LaunchedProcess, StackRecord
 from baton.cli.status import as_table, entries, family
 from baton.core.types import EngineStats, KvFormat, ModelCard, ProcessRecord, Role, WorkerState
 from baton.state.config import StateConfig
-from baton.state.embedded import embedded_server, free_port
+from baton.state.embedded import embedded_server
 from baton.state.redis_client import connect
 from baton.state.registry import RedisRegistry
 from baton.telemetry.http import Endpoints, serve_http
+from tests.ports import free_port
 
 PASSWORD = "a-password-for-tests"
 ME = os.getpid()
