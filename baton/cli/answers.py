@@ -13,7 +13,10 @@ from baton.rpc.errors import status_code
 
 @dataclass
 class Answer:
-    """One choice of one request, put together from its chunks; times in seconds on the caller's clock."""
+    """One choice of one case, put together from its chunks; times in seconds on the caller's clock.
+
+    Unlike a ``baton.client.Choice`` it has a case, times and an error: what a line says and a program's caller knows.
+    """
 
     id: str
     index: int = 0

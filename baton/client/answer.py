@@ -10,7 +10,7 @@ from baton.core.types import FinishReason, GenerateChunk, Placement, TokenLogpro
 
 @dataclass(slots=True)
 class Choice:
-    """One choice. ``prompt_logprobs``, when asked for, come with choice 0."""
+    """What one choice says, without times. ``prompt_logprobs``, when asked for, come with choice 0."""
 
     text: str = ""
     token_ids: tuple[int, ...] = ()
