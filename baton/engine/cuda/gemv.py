@@ -13,6 +13,7 @@ from baton.engine.cuda.kernels import Overlap
 from baton.engine.cuda.library import CudaLibrary, stream_lookup
 
 MAX_ROWS = 16
+_MOST_RESIDENT = 4
 
 
 class Epilogue(IntEnum):
@@ -58,7 +59,10 @@ class Gemv:
         self._variants = _variants(library)
 
     def shapes(self, rows: int, k: int, epilogue: Epilogue, weight_dtype: torch.dtype) -> list[GemvShape]:
-        """Every shape that can compute such a product (with a norm); none when the rows do not fit on the chip."""
+        """Every shape that can compute such a product; none when the rows do not fit on the chip.
+
+        A norm may come before it, except with ADD.
+        """
         values = 16 // weight_dtype.itemsize
         if not 1 <= rows <= MAX_ROWS or k % values:
             return []
@@ -66,7 +70,7 @@ class Gemv:
         for index, (k_warps, columns, unroll) in enumerate(self._variants):
             if epilogue is Epilogue.SILU_MUL and columns % 2:
                 continue
-            most = min(self._resident(index, weight_dtype, rows, k), 4)
+            most = min(self._resident(index, weight_dtype, rows, k, epilogue), _MOST_RESIDENT)
             found += [GemvShape(k_warps, columns, unroll, resident) for resident in range(1, most + 1)]
         return found
 
@@ -112,9 +116,9 @@ class Gemv:
         """Whether the library has a kernel of this shape."""
         return (shape.k_warps, shape.columns, shape.unroll) in self._variants
 
-    def _resident(self, index: int, weight_dtype: torch.dtype, rows: int, k: int) -> int:
-        blocks = c_int()
-        self._occupancy(index, weight_dtype.itemsize == 1, rows, k, 1, ctypes.byref(blocks))
+    def _resident(self, index: int, weight_dtype: torch.dtype, rows: int, k: int, epilogue: Epilogue) -> int:
+        blocks, normed = c_int(), epilogue is not Epilogue.ADD
+        self._occupancy(index, weight_dtype.itemsize == 1, rows, k, normed, ctypes.byref(blocks))
         return blocks.value
 
 
