@@ -38,6 +38,7 @@ class EngineConfig:
     max_waiting: int = 256  # bounded queue before admission; full means Overloaded
     growth_window: int = 256  # output tokens whose blocks are reserved at admission
     gpu_memory_share: float = 0.9  # of the GPU's memory that may be in use, by this engine and others together
+    kernel_cache: str = "~/.cache/baton"  # GPU kernels that were compiled, products that were measured
     seed: int = 0  # of random weights
     fake_step_ms: float = 0.0  # how long a step of the model "fake" takes
 

@@ -142,6 +142,11 @@ class CudaDecoder:
         self._wanted_mixed = torch.zeros_like(self.activations.mixed[: limits.logit_rows])
         self._logits = torch.zeros((limits.logit_rows, spec.vocab_size), dtype=torch.bfloat16, device=device)
 
+    @property
+    def logit_rows(self) -> int:
+        """The most rows whose logits can be computed at once."""
+        return self._logits.shape[0]
+
     def hidden(self, rows: StepRows, pool: torch.Tensor, attend: Attend) -> torch.Tensor:
         """All rows of the step after the final norm, bf16 [rows, hidden]. Writes the rows' KV into ``pool``."""
         a = self._through_attention(rows, pool, attend)

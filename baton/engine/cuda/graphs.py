@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 
 from baton.engine.cuda.attention import DecodeAttention
-from baton.engine.cuda.batch import StepArrays
 from baton.engine.cuda.decoder import CudaDecoder, StepRows
+from baton.engine.cuda.step_arrays import StepArrays
 
 
 class DecodeStep:
@@ -62,19 +62,3 @@ class DecodeStep:
             return self.launch()
         self._graph.replay()
         return self._logits
-
-
-class DecodeSteps:
-    """One ``DecodeStep`` for every bucket."""
-
-    def __init__(self, steps: list[DecodeStep]) -> None:
-        self._by_bucket = {step.bucket: step for step in steps}
-
-    def __getitem__(self, bucket: int) -> DecodeStep:
-        return self._by_bucket[bucket]
-
-    def capture(self) -> None:
-        """Capture all of them, the largest first, so that the smaller ones fit into the memory that it took."""
-        memory = torch.cuda.graph_pool_handle()
-        for bucket in sorted(self._by_bucket, reverse=True):
-            self._by_bucket[bucket].capture(memory)

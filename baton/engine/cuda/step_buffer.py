@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from baton.engine.cuda.batch import StepArrays, StepLayout
+from baton.engine.cuda.step_arrays import StepArrays, StepLayout
 
 _COPIES = 2  # a step is staged while the copy of the one before may still wait in the stream
 

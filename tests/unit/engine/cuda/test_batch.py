@@ -11,16 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from baton.core.types import Sampling
-from baton.engine.cuda.batch import (
-    HOST,
-    NOWHERE,
-    Batch,
-    BatchShape,
-    PackedBatch,
-    StepArrays,
-    StepLayout,
-    decode_buckets,
-)
+from baton.engine.cuda.batch import Batch, PackedBatch
+from baton.engine.cuda.step_arrays import HOST, NOWHERE, BatchShape, StepArrays, StepLayout, decode_buckets
 from baton.engine.runner import Draw, Part
 
 BLOCK = 4
@@ -164,7 +156,8 @@ def test_a_sequence_that_leaves_moves_only_the_last_row() -> None:
     after = dict(zip([life.key for life in lives], rows_of(packed), strict=True))
     moved = [key for key in after if before[key] != after[key]]
     assert moved == [5]
-    assert [(change.row, change.source) for change in packed.changes] == [(before[gone.key], before[5])]
+    assert [(change.row, lives[change.part].key) for change in packed.changes] == [(before[gone.key], 5)]
+    assert toy.out.row_sources[before[gone.key]] == before[5]
     toy.run(lives)
     toy.run(lives)
 
@@ -202,7 +195,7 @@ def test_a_new_way_to_draw_is_reported_for_its_row_alone() -> None:
     toy.run(lives)
     lives[2].draw = Draw(Sampling(temperature=0.5), 1, (7,))
     packed = toy.run(lives)
-    assert [(change.row, change.part) for change in packed.changes] == [(rows_of(packed)[2], 2)]
+    assert packed.changes == [(rows_of(packed)[2], 2)]
     assert toy.run(lives).changes == []
 
 
@@ -217,8 +210,8 @@ def test_a_forgotten_sequence_starts_anew_with_other_blocks() -> None:
     lost.blocks.clear()
     lost.computed = len(lost.tokens) - 1  # all but the last token found in the prefix cache, in other blocks
     lost.blocks = [70 + i for i in range(len(lost.tokens) // BLOCK + 1)]
-    packed = toy.run(lives)
-    assert packed.changes[-1].source == HOST
+    row = rows_of(toy.run(lives))[1]
+    assert toy.out.row_sources[row] == HOST
 
 
 def test_a_token_neither_known_nor_drawn_is_refused() -> None:

@@ -1,0 +1,121 @@
+"""Steps in flight: where their results arrive, and what the host makes of them when they have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from baton.core.errors import BatonError
+from baton.engine.cuda.batch import PackedBatch
+from baton.engine.cuda.sampler import Logprobs
+from baton.engine.cuda.step_arrays import Ints
+from baton.engine.cuda.step_buffer import Readback
+from baton.engine.runner import Part, PartDetail, StepResult
+
+
+class Slot:
+    """Where one step's tokens and flags arrive; free again once its flight has landed."""
+
+    def __init__(self, drawn: torch.Tensor, flags: torch.Tensor) -> None:
+        """``drawn`` int32 [rows] on the device; ``flags`` int32 [rows], not 0 where the logits were not finite."""
+        self._rows = len(drawn)
+        self._tokens = Readback(drawn)
+        self._flags = Readback(flags)
+        self._done = torch.cuda.Event()
+
+    def queue(self, rows: int) -> None:
+        """Queue the copies of the first ``rows`` rows on torch's current stream, behind all that the step needs."""
+        if rows:
+            self._tokens.queue(rows)
+            self._flags.queue(rows)
+        self._done.record()
+
+    def wait(self) -> None:
+        """Until what ``queue`` queued, and everything before it, is done."""
+        self._done.synchronize()
+
+    def tokens(self, rows: Ints) -> list[int]:
+        """The tokens of ``rows``; anything for row -1."""
+        return self._tokens.read(self._rows)[rows].tolist()
+
+    def unsound(self, rows: Ints, used: int) -> list[int]:
+        """Indices into ``rows`` of those that were not finite, of the first ``used`` rows; row -1 never is."""
+        flags = self._flags.read(self._rows)
+        if not flags[:used].any():
+            return []
+        return np.flatnonzero((flags[rows] != 0) & (rows >= 0)).tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Log-probabilities of a piece of a part's prompt, on their way."""
+
+    part: int
+    targets: Sequence[int]
+    scores: Logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnScores:
+    """Log-probabilities of the tokens that ``parts`` drew, on their way."""
+
+    parts: Sequence[int]
+    scores: Logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A launched step whose results are on their way."""
+
+    slot: Slot
+    parts: Sequence[Part]
+    packed: PackedBatch
+    drawn: DrawnScores | None
+    prompts: list[PromptScores]
+    refused: dict[int, BatonError]  # by part: cannot be drawn for
+
+    def land(self) -> StepResult:
+        """Wait for the step and read its results."""
+        self.slot.wait()
+        token_ids: list[int | None] = [*self.slot.tokens(self.packed.logit_row)]
+        if self.packed.draws_nothing:
+            drawn = zip(self.parts, token_ids, strict=True)
+            token_ids = [None if part.draw is None else token_id for part, token_id in drawn]
+        failed = self._failed()
+        details = self._details(token_ids) if self.prompts or self.drawn is not None else {}
+        for index, error in failed.items():
+            token_ids[index] = None
+            details[index] = PartDetail(error=error)
+        return StepResult(token_ids, details)
+
+    def _failed(self) -> dict[int, BatonError]:
+        """By part: those that could not be drawn for, and those whose logits were not finite."""
+        failed = dict(self.refused)
+        for index in self.slot.unsound(self.packed.logit_row, self.packed.logits):
+            part = self.parts[index]
+            if part.draw is not None and index not in failed:
+                failed[index] = BatonError(f"the model produced logits that are not finite at position {part.end}")
+        return failed
+
+    def _details(self, token_ids: Sequence[int | None]) -> dict[int, PartDetail]:
+        """The log-probabilities of the parts that asked; a prompt's come in pieces, in order."""
+        details: dict[int, PartDetail] = {}
+        for piece in self.prompts:
+            before = details.get(piece.part, PartDetail())
+            tops = [self.parts[piece.part].prompt_logprobs or 0] * len(piece.targets)
+            scores = (*before.prompt_logprobs, *piece.scores.token_logprobs(piece.targets, tops))
+            details[piece.part] = PartDetail(prompt_logprobs=scores)
+        if self.drawn is not None:
+            tokens = [token_ids[index] or 0 for index in self.drawn.parts]
+            tops = [alternatives(self.parts[index]) or 0 for index in self.drawn.parts]
+            for index, score in zip(self.drawn.parts, self.drawn.scores.token_logprobs(tokens, tops), strict=True):
+                details[index] = replace(details.get(index, PartDetail()), logprob=score)
+        return details
+
+
+def alternatives(part: Part) -> int | None:
+    """How many alternatives to the drawn token the part asks for; None: for no log-probability at all."""
+    return None if part.draw is None else part.draw.logprobs

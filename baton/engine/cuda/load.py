@@ -1,0 +1,189 @@
+"""Builds a ``CudaRunner``: kernels, weights, tuned products, buffers, captured graphs and a pool of what is left."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from baton.core.types import ModelCard
+from baton.engine import kvcache
+from baton.engine.config import EngineConfig
+from baton.engine.cuda.attention import DecodeAttention, PrefillAttention, allocate_workspace
+from baton.engine.cuda.attention_shape import AttentionShape, PageTable
+from baton.engine.cuda.batch import Batch
+from baton.engine.cuda.build import CudaUnavailable, build
+from baton.engine.cuda.decoder import CudaDecoder, DecoderLimits
+from baton.engine.cuda.gemm import TUNED_ROWS, Gemm
+from baton.engine.cuda.gemm_tuner import Family
+from baton.engine.cuda.gemv import Epilogue
+from baton.engine.cuda.graphs import DecodeStep
+from baton.engine.cuda.kernels import Kernels, check_rows
+from baton.engine.cuda.library import CudaLibrary
+from baton.engine.cuda.memory import check_weights_fit, fixed_blocks, measured_blocks, refused_when_full
+from baton.engine.cuda.runner import CudaRunner, Machinery
+from baton.engine.cuda.sampler import DeviceSampler
+from baton.engine.cuda.step_arrays import BatchShape, StepLayout, decode_buckets
+from baton.engine.cuda.step_buffer import StepBuffer
+from baton.engine.cuda.warm_up import warm_up
+from baton.engine.decoder import Weights
+from baton.engine.models.registry import by_name
+from baton.engine.spec import DecoderSpec
+
+log = logging.getLogger(__name__)
+
+BF16_BYTES = 2
+_PROBE_BLOCKS = 1  # of the pool that stands in while memory is measured
+_DUMMY_BLOCKS = 1  # behind the pool's last: what padding rows attend to
+
+
+def gpu() -> torch.device:
+    """The GPU to compute on. Raises CudaUnavailable when there is none that the kernels are compiled for."""
+    if not torch.cuda.is_available():
+        raise CudaUnavailable("engine.device: cuda needs a GPU and its driver, torch finds none")
+    device = torch.device("cuda", torch.cuda.current_device())
+    capability = torch.cuda.get_device_capability(device)
+    if capability != (9, 0):
+        name = torch.cuda.get_device_name(device)
+        raise CudaUnavailable(
+            f"engine.backend: cuda is compiled for compute capability 9.0 (Hopper), {name} has "
+            f"{capability[0]}.{capability[1]}; backend torch runs on any GPU"
+        )
+    return device
+
+
+def build_cuda_runner(config: EngineConfig, spec: DecoderSpec, weights: Weights, card: ModelCard) -> CudaRunner:
+    """Load everything and compute every kind of step once, so that the first request is as fast as the tenth.
+
+    ``weights`` are read onto the GPU here. Raises CudaUnavailable without GPU, driver, nvcc or FlashInfer, and
+    ConfigError for a model that the kernels do not take or that does not fit.
+    """
+    device = gpu()
+    check_rows(spec)
+    AttentionShape.of(spec, config.block_size)
+    check_weights_fit(_weight_bytes(spec), config, device)
+    cache = Path(config.kernel_cache).expanduser()
+    # Where FlashInfer, which reads it when it is first imported, keeps the kernels that it compiles.
+    os.environ.setdefault("FLASHINFER_WORKSPACE_BASE", str(cache))
+    library = CudaLibrary(build(cache / "cuda"))
+    with ExitStack() as resources, torch.inference_mode(), refused_when_full(config.model, device):
+        gemm = resources.enter_context(Gemm(library, device))
+        loaded = dict(weights)
+        _tune(gemm, spec, loaded, config, cache / "gemm.json")
+        assembly = _Assembly(config, spec, card, device, library, gemm, loaded)
+        blocks = fixed_blocks(config, card.format) or _probe(assembly)
+        runner = assembly.runner(blocks, resources.pop_all())
+        warm_up(runner, assembly.shape(blocks), spec)
+    log.info("engine ready on the GPU", extra={"blocks": blocks, "gpu": torch.cuda.get_device_name(device)})
+    return runner
+
+
+def _probe(assembly: _Assembly) -> int:
+    """The blocks of the largest pool: what is left after every kind of step has run on a pool of next to nothing."""
+    runner = assembly.runner(_PROBE_BLOCKS, ExitStack())
+    try:
+        warm_up(runner, assembly.shape(_PROBE_BLOCKS), assembly.spec)
+        return measured_blocks(assembly.config, assembly.card.format, assembly.device, _DUMMY_BLOCKS)
+    finally:
+        runner.close()
+
+
+class _Assembly:
+    """What is made once and serves any pool: the model, its buffers and the sampler."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        spec: DecoderSpec,
+        card: ModelCard,
+        device: torch.device,
+        library: CudaLibrary,
+        gemm: Gemm,
+        weights: Weights,
+    ) -> None:
+        self.config = config
+        self.spec = spec
+        self.card = card
+        self.device = device
+        self._library = library
+        rows = _most_rows(config)
+        self._drawn = torch.zeros(rows, dtype=torch.int32, device=device)
+        self._flags = torch.zeros(rows, dtype=torch.int32, device=device)
+        self._sampler = DeviceSampler(library, spec.vocab_size, rows, device)
+        self._decoder = CudaDecoder(
+            spec, weights, Kernels(library, device), gemm, DecoderLimits(config.max_step_tokens, rows), self._drawn
+        )
+        self._attention = AttentionShape.of(spec, config.block_size)
+        self._workspace = allocate_workspace(device)
+
+    def shape(self, blocks: int) -> BatchShape:
+        """The largest step over a pool of ``blocks`` blocks."""
+        rows, size = _most_rows(self.config), self.config.block_size
+        return BatchShape(
+            rows=rows,
+            tokens=self.config.max_step_tokens,
+            block_size=size,
+            blocks=-(-self.spec.context_length // size),
+            dummy_block=blocks,
+            buckets=decode_buckets(rows),
+        )
+
+    def runner(self, blocks: int, resources: ExitStack) -> CudaRunner:
+        """A runner over a new pool, its decode steps captured. It closes ``resources`` when it is closed."""
+        shape = self.shape(blocks)
+        pool = kvcache.allocate_pool(self.spec, blocks + _DUMMY_BLOCKS, shape.block_size, torch.bfloat16, self.device)
+        layout = StepLayout(shape)
+        buffer, batch = StepBuffer(layout, self.device), Batch(shape)
+        table = PageTable(buffer.arrays.row_pages, buffer.arrays.block_ids, buffer.arrays.row_last_page)
+        steps: dict[int, DecodeStep] = {}
+        for bucket in shape.buckets:
+            attention = DecodeAttention(self._attention, bucket, pool, table, self._workspace, self._library)
+            steps[bucket] = DecodeStep(self._decoder, pool, buffer.arrays, attention)
+        _capture(steps, batch, buffer, layout)
+        prefill = PrefillAttention(self._attention, shape.tokens, pool, self._workspace)
+        machinery = Machinery(
+            self._decoder, steps, prefill, self._sampler, layout, buffer, batch, pool, self._drawn, self._flags
+        )
+        return CudaRunner(machinery, self.card, resources)
+
+
+def _capture(steps: Mapping[int, DecodeStep], batch: Batch, buffer: StepBuffer, layout: StepLayout) -> None:
+    """Capture a graph for every bucket, the largest first, so that the smaller ones fit into the memory it took."""
+    staged = buffer.stage()
+    used = batch.pad(max(steps), staged)
+    buffer.upload(layout.decode_start, layout.block_ids_start + used)
+    memory = torch.cuda.graph_pool_handle()
+    for bucket in sorted(steps, reverse=True):
+        steps[bucket].plan(staged.row_pages[: bucket + 1])
+        torch.cuda.synchronize()
+        steps[bucket].capture(memory)
+
+
+def _tune(gemm: Gemm, spec: DecoderSpec, weights: Weights, config: EngineConfig, cache: Path) -> None:
+    """Choose the way of every product. The head's first: the layers' families, named last, decide on fused layers."""
+    head = Family((weights["embed.weight" if spec.tied_head else "head.weight"],))
+    gemm.tune([head], [rows for rows in TUNED_ROWS if rows <= _most_rows(config)], cache)
+    kinds = [("qkv", Epilogue.STORE), ("output", Epilogue.ADD)]
+    if spec.moe is None:
+        kinds += [("gate_up", Epilogue.SILU_MUL), ("down", Epilogue.ADD)]
+    families = [_family(spec, weights, name, epilogue) for name, epilogue in kinds]
+    gemm.tune(families, [rows for rows in TUNED_ROWS if rows <= config.max_step_tokens], cache)
+
+
+def _family(spec: DecoderSpec, weights: Weights, name: str, epilogue: Epilogue) -> Family:
+    layers = tuple(weights[f"layers.{layer}.{name}.weight"] for layer in range(spec.layers))
+    return Family(layers, bias=weights.get(f"layers.0.{name}.bias"), epilogue=epilogue)
+
+
+def _most_rows(config: EngineConfig) -> int:
+    """Sequences in one step: the scheduler admits no more either."""
+    return min(config.max_running, config.max_step_tokens)
+
+
+def _weight_bytes(spec: DecoderSpec) -> int:
+    return sum(math.prod(layout.shape) for layout in by_name(spec.architecture).tensors(spec)) * BF16_BYTES

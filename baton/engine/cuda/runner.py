@@ -1,0 +1,225 @@
+"""The runner on the GPU: one step is computed while the next one is packed, planned and queued behind it.
+
+A step of decode rows alone replays a captured graph; a step with prefill chunks is launched kernel by kernel. Drawn
+tokens stay on the device as the next step's input and reach the host when the step is collected.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from baton.core.errors import BatonError
+from baton.core.types import ModelCard
+from baton.engine import kvcache
+from baton.engine.cuda.attention import PrefillAttention
+from baton.engine.cuda.attention_shape import ChunkTable, PageTable
+from baton.engine.cuda.batch import Batch, PackedBatch
+from baton.engine.cuda.decoder import Attend, CudaDecoder, StepRows
+from baton.engine.cuda.flight import DrawnScores, Flight, PromptScores, Slot, alternatives
+from baton.engine.cuda.graphs import DecodeStep
+from baton.engine.cuda.sampler import LOGPROB_ROWS, DeviceSampler
+from baton.engine.cuda.scores import indices, queue_scores
+from baton.engine.cuda.step_arrays import Ints, StepArrays, StepLayout
+from baton.engine.cuda.step_buffer import StepBuffer
+from baton.engine.runner import Part, StepResult
+
+STEPS_AHEAD = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Machinery:
+    """All that computes a step, made once; see ``baton.engine.cuda.load``."""
+
+    decoder: CudaDecoder
+    steps: Mapping[int, DecodeStep]  # by bucket
+    prefill: PrefillAttention
+    sampler: DeviceSampler
+    layout: StepLayout
+    buffer: StepBuffer
+    batch: Batch
+    pool: torch.Tensor  # its last block is the one that padding attends to
+    drawn: torch.Tensor  # int32 [rows]
+    flags: torch.Tensor  # [rows], not 0 where the logits were not finite
+
+
+class CudaRunner:
+    """Satisfies ``Runner``, one step ahead. Everything it touches in a step is allocated when it is built."""
+
+    def __init__(self, machinery: Machinery, card: ModelCard, resources: ExitStack) -> None:
+        """``resources`` are closed with the runner."""
+        self._resources = resources
+        self._machinery = machinery
+        self._card = card
+        self._slots = [Slot(machinery.drawn, machinery.flags) for _ in range(STEPS_AHEAD + 1)]
+        self._flights: deque[Flight] = deque()
+        self._launches = 0
+        self._steps = torch.cuda.Stream()
+        self._copies = torch.cuda.Stream()
+        torch.cuda.synchronize()  # all was made on another stream
+
+    @property
+    def card(self) -> ModelCard:
+        return self._card
+
+    @property
+    def total_blocks(self) -> int:
+        return self._machinery.pool.shape[0] - 1
+
+    @property
+    def steps_ahead(self) -> int:
+        return STEPS_AHEAD
+
+    @torch.inference_mode()
+    def launch(self, parts: Sequence[Part]) -> None:
+        """See ``Runner.launch``."""
+        m = self._machinery
+        slot = self._slots[self._launches % len(self._slots)]
+        self._launches += 1
+        with torch.cuda.stream(self._steps):
+            staged = m.buffer.stage()
+            packed = m.batch.pack(parts, staged)
+            refused = self._set_rows(parts, packed)
+            prompts: list[PromptScores] = []
+            drawn: DrawnScores | None = None
+            if packed.whole:
+                hidden, prompts = self._launch_whole(parts, packed, staged)
+                if packed.logits:
+                    drawn = self._draw(parts, packed, m.decoder.logits(hidden), m.buffer.arrays.logit_positions)
+            else:
+                drawn = self._draw(parts, packed, self._launch_rows(packed, staged), m.buffer.arrays.row_positions)
+            slot.queue(packed.logits)
+        self._flights.append(Flight(slot, parts, packed, drawn, prompts, refused))
+
+    def collect(self) -> StepResult:
+        """See ``Runner.collect``."""
+        return self._flights.popleft().land()
+
+    def forget(self, key: int) -> None:
+        """See ``Runner.forget``."""
+        self._machinery.batch.forget(key)
+        self._machinery.sampler.forget(key)
+
+    def read_blocks(self, blocks: Sequence[int]) -> bytes:
+        """See ``Runner.read_blocks``. Does not wait for the steps in flight."""
+        with torch.cuda.stream(self._copies):
+            return kvcache.read_blocks(self._machinery.pool[: self.total_blocks], blocks)
+
+    def write_blocks(self, blocks: Sequence[int], payload: bytes) -> None:
+        """See ``Runner.write_blocks``. Does not wait for the steps in flight; those launched later wait for it."""
+        with torch.cuda.stream(self._copies):
+            kvcache.write_blocks(self._machinery.pool[: self.total_blocks], blocks, payload)
+        self._steps.wait_stream(self._copies)
+
+    def close(self) -> None:
+        """Wait for the device and give all memory back."""
+        torch.cuda.synchronize()
+        self._flights.clear()
+        self._slots.clear()
+        del self._machinery
+        self._resources.close()
+        torch.cuda.empty_cache()
+
+    # --- a step -------------------------------------------------------------------------------------------------------
+
+    def _set_rows(self, parts: Sequence[Part], packed: PackedBatch) -> dict[int, BatonError]:
+        """Tell the sampler who sits where now. Returns the parts that it refuses."""
+        sampler, refused = self._machinery.sampler, {}
+        for row, index in packed.changes:
+            part = parts[index]
+            try:
+                sampler.set_row(row, part.key, part.draw, part.context)
+            except BatonError as error:
+                refused[index] = error
+        if packed.logits:
+            sampler.upload(packed.logits)
+        return refused
+
+    def _launch_rows(self, packed: PackedBatch, staged: StepArrays[Ints]) -> torch.Tensor:
+        """A step of decode rows alone: logits [bucket, vocab]."""
+        m = self._machinery
+        step = m.steps[packed.bucket]
+        step.plan(staged.row_pages[: packed.bucket + 1])
+        m.buffer.upload(m.layout.decode_start, m.layout.block_ids_start + packed.blocks)
+        return step.replay()
+
+    def _launch_whole(
+        self, parts: Sequence[Part], packed: PackedBatch, staged: StepArrays[Ints]
+    ) -> tuple[torch.Tensor, list[PromptScores]]:
+        """A step with chunks, or with logits of all rows: the normed rows to draw from, and prompt scores."""
+        m, arrays = self._machinery, self._machinery.buffer.arrays
+        m.buffer.upload(0, m.layout.block_ids_start + packed.blocks)
+        if packed.rows:
+            m.steps[packed.bucket].plan(staged.row_pages[: packed.bucket + 1])
+        if packed.chunks:
+            m.prefill.plan(_chunk_table(staged, packed), _chunk_table(arrays, packed))
+        count = packed.tokens
+        rows = StepRows(
+            arrays.token_ids[:count], arrays.sources[:count], arrays.positions[:count], arrays.slots[:count]
+        )
+        wanted = arrays.logit_rows[: packed.logits]
+        attend = self._attend_whole(packed)
+        asking = [index for index, part in enumerate(parts) if part.prompt_logprobs is not None and part.targets]
+        if not asking:
+            return m.decoder.wanted_hidden(rows, wanted, m.pool, attend), []
+        hidden = m.decoder.hidden(rows, m.pool, attend)
+        prompts = [scored for index in asking for scored in self._score_prompt(index, parts[index], packed, hidden)]
+        return hidden[wanted.to(torch.int64)], prompts
+
+    def _attend_whole(self, packed: PackedBatch) -> Attend:
+        """Attention of a step with chunks: the decode rows first, since their padding spills into the chunks' rows."""
+        m = self._machinery
+        activations = m.decoder.activations.first(packed.tokens)
+        q = activations.qkv[packed.rows :, : m.decoder.spec.q_size]
+        mixed = activations.mixed[packed.rows :]
+
+        def attend(layer: int) -> None:
+            if packed.rows:
+                m.steps[packed.bucket].attend(layer)
+            if packed.chunks:
+                m.prefill.run(layer, q, mixed)
+
+        return attend
+
+    # --- log-probabilities --------------------------------------------------------------------------------------------
+
+    def _score_prompt(
+        self, index: int, part: Part, packed: PackedBatch, hidden: torch.Tensor
+    ) -> Iterator[PromptScores]:
+        """In pieces, since the logits of a whole chunk would not fit beside the KV pool."""
+        decoder, first = self._machinery.decoder, int(packed.first_row[index])
+        step = min(LOGPROB_ROWS, decoder.logit_rows)
+        for start in range(0, len(part.targets), step):
+            targets = part.targets[start : start + step]
+            logits = decoder.logits(hidden[first + start :][: len(targets)])
+            rows, token_ids = indices(range(len(targets)), logits.device), indices(targets, logits.device)
+            yield PromptScores(index, targets, queue_scores(logits, rows, token_ids, part.prompt_logprobs or 0))
+
+    def _draw(
+        self, parts: Sequence[Part], packed: PackedBatch, logits: torch.Tensor, positions: torch.Tensor
+    ) -> DrawnScores | None:
+        """Draw from the first rows of ``logits``, and score what was drawn for the parts that ask."""
+        m = self._machinery
+        m.sampler.sample(logits, positions, packed.logits, m.drawn, m.flags)
+        asking = [index for index, part in enumerate(parts) if alternatives(part) is not None]
+        if not asking:
+            return None
+        rows = indices(packed.logit_row[asking].tolist(), logits.device)
+        most = max(alternatives(parts[index]) or 0 for index in asking)
+        return DrawnScores(asking, queue_scores(logits, rows, m.drawn[rows], most))
+
+
+def _chunk_table(arrays: StepArrays[Any], packed: PackedBatch) -> ChunkTable[Any]:
+    """The chunks' part of the arrays, on the host or on the device."""
+    chunks = packed.chunks
+    pages = PageTable(
+        arrays.chunk_pages[: chunks + 1],
+        arrays.block_ids[packed.chunk_blocks : packed.blocks],
+        arrays.chunk_last_page[:chunks],
+    )
+    return ChunkTable(arrays.chunk_starts[: chunks + 1], pages)

@@ -1,0 +1,90 @@
+"""Steps of every kind on made-up sequences, so that nothing is loaded, tuned or allocated when real ones come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from baton.core.types import Sampling
+from baton.engine.cuda.runner import CudaRunner
+from baton.engine.cuda.sampler import LOGPROB_ROWS
+from baton.engine.cuda.step_arrays import BatchShape
+from baton.engine.runner import Draw, Part
+from baton.engine.spec import DecoderSpec
+
+_BLOCK = 0  # every made-up sequence writes here; the pool holds nothing yet
+_TOKEN = 0
+_MOST_SCORES = 20
+_GREEDY = Sampling()
+_DRAWN = Sampling(
+    temperature=0.8,
+    top_k=50,
+    top_p=0.9,
+    min_p=0.01,
+    repetition_penalty=1.1,
+    presence_penalty=0.1,
+    frequency_penalty=0.1,
+    logit_bias=((_TOKEN, 1.0),),
+)
+
+
+def warm_up(runner: CudaRunner, shape: BatchShape, spec: DecoderSpec) -> None:
+    """Run the largest prefill, every captured batch, both at once, log-probabilities, and a copy of blocks."""
+    for sampling in (_GREEDY, _DRAWN):
+        chunks = list(_chunks(shape, spec, Draw(sampling, 1)))
+        decoding = [_next(part) for part in chunks]
+        _run(runner, chunks, decoding, decoding)
+        _forget(runner, chunks)
+    for bucket in shape.buckets:
+        batch = [_part(-1 - row, 0, 1, shape, Draw(_GREEDY, 1)) for row in range(bucket)]
+        _run(runner, batch, [_next(part) for part in batch])
+        _forget(runner, batch)
+    _score(runner, shape, spec)
+    runner.write_blocks([_BLOCK], runner.read_blocks([_BLOCK]))
+
+
+def _score(runner: CudaRunner, shape: BatchShape, spec: DecoderSpec) -> None:
+    """A scored prompt beside a sequence that decodes."""
+    top = min(_MOST_SCORES, spec.vocab_size)
+    draw = Draw(_DRAWN, 1, (_TOKEN,), top)
+    length = min(LOGPROB_ROWS + 2, shape.tokens - 1, spec.context_length)
+    if length < 2 or shape.rows < 2:
+        return
+    beside = _part(-1, 0, 1, shape, draw)
+    scored = _part(-2, 0, length, shape, draw)._replace(prompt_logprobs=top, targets=[_TOKEN] * (length - 1))
+    _run(runner, [beside], [_next(beside), scored])
+    _forget(runner, [beside, scored])
+
+
+def _chunks(shape: BatchShape, spec: DecoderSpec, draw: Draw) -> Iterator[Part]:
+    """Sequences that fill a step; each has room for one more token."""
+    left = shape.tokens
+    for row in range(shape.rows):
+        length = min(left, spec.context_length - 1)
+        if length < 1:
+            return
+        yield _part(-1 - row, 0, length, shape, draw)
+        left -= length
+
+
+def _part(key: int, start: int, end: int, shape: BatchShape, draw: Draw) -> Part:
+    return Part(key, [_TOKEN] * end, start, end, [_BLOCK] * (end // shape.block_size + 1), draw)
+
+
+def _next(part: Part) -> Part:
+    """The part of the token that ``part`` draws."""
+    return part._replace(context=[*part.context, _TOKEN], start=part.end, end=part.end + 1)
+
+
+def _run(runner: CudaRunner, *steps: list[Part]) -> None:
+    """Launch the steps as far ahead as the runner takes them."""
+    for ahead, parts in enumerate(steps):
+        runner.launch(parts)
+        if ahead >= runner.steps_ahead:
+            runner.collect()
+    for _ in range(min(len(steps), runner.steps_ahead)):
+        runner.collect()
+
+
+def _forget(runner: CudaRunner, parts: list[Part]) -> None:
+    for part in parts:
+        runner.forget(part.key)
