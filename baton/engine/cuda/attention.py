@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from baton.core.errors import ConfigError
 from baton.engine.cuda.attention_shape import AttentionShape, ChunkTable, PageTable, first_rows
 from baton.engine.cuda.decode_kernel import QueryQuantizer, SplitDecode
 from baton.engine.cuda.flashinfer_decode import CudaCoreSchedule, PlannedDecode, TensorCoreSchedule
@@ -25,6 +26,10 @@ Ints = NDArray[np.int32]
 
 WORKSPACE_BYTES = 256 << 20
 _PREFILL_PLAN_BYTES = 8 << 20  # fa3 lists every (tile, head); past 4,096 tiles one list serves all heads
+_PREFILL_KERNELS = {
+    torch.bfloat16: (Kernel.FA2, Kernel.FA3),
+    torch.float8_e4m3fn: (Kernel.FA2, Kernel.FA3_FP8),
+}
 
 
 class DecodeBackend(Enum):
@@ -130,10 +135,12 @@ class PrefillAttention:
     ) -> None:
         """``max_rows`` bounds the query rows of a step; ``kernel`` overrides ``prefill_kernel(shape)``.
 
-        Raises CudaUnavailable, ValueError for another pool.
+        Raises CudaUnavailable, ConfigError for a kernel that does not read the pool, ValueError for another pool.
         """
         self.shape = shape
         self._kernel = prefill_kernel(shape) if kernel is None else kernel
+        if self._kernel not in _PREFILL_KERNELS[shape.kv_dtype]:
+            raise ConfigError(f"attention: {self._kernel.value} cannot read a pool of {shape.kv_dtype}")
         self._module = load_kernel(shape, self._kernel)
         self._views = shape.layer_views(pool)
         self._workspace = workspace

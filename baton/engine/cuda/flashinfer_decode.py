@@ -27,9 +27,9 @@ _ROPE_UNUSED = (1.0, 1.0)  # reciprocals of scale and theta; q and k arrive rota
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``info`` is what the kernel is launched with; the same for every plan of one batch size."""
+    """``info`` is what the kernel is launched with, in the module's own array; equal for all plans of a batch size."""
 
-    info: list[int]
+    info: Any
     is_split: bool
     chunk_size_offset: int  # byte offset of the chunk size, int32 in tokens, in the plan's memory
 
@@ -87,8 +87,7 @@ class CudaCoreSchedule:
             shape.head_dim,
             *self._dtypes,
         )
-        info = [int(value) for value in info]
-        return Plan(info, is_split=bool(info[9]), chunk_size_offset=info[7])
+        return Plan(info, is_split=bool(info[9]), chunk_size_offset=int(info[7]))
 
     def pages_read(self, indptr: Ints) -> Ints:
         return np.diff(indptr)
@@ -138,8 +137,7 @@ class TensorCoreSchedule:
             False,  # splitting allowed
             0,  # no CTAs of other kernels
         )
-        info = [int(value) for value in info]
-        return Plan(info, is_split=bool(info[14]), chunk_size_offset=info[9])
+        return Plan(info, is_split=bool(info[14]), chunk_size_offset=int(info[9]))
 
     def pages_read(self, indptr: Ints) -> Ints:
         pages = np.diff(indptr)

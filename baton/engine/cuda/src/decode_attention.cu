@@ -19,7 +19,6 @@ namespace {
 constexpr int PIECE = 16;      // tokens
 constexpr int WARPS = 4;
 constexpr int THREADS = WARPS * WARP;
-constexpr int STAGES = 3;      // pieces of a warp in shared memory: one in use, two on their way
 constexpr int MAX_GROUP = 8;   // half of the tile's 16 rows; the other half stays zero
 constexpr float NEGATIVE = -INFINITY;
 
@@ -84,7 +83,7 @@ __device__ __forceinline__ void multiply(float (&sum)[4], uint32_t a0, uint32_t 
 template <>
 __device__ __forceinline__ void multiply<__nv_bfloat16>(float (&sum)[4], uint32_t a0, uint32_t a2, uint32_t b0,
                                                         uint32_t b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %5}, {%7, %8}, "
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %5}, {%7, %8}, "
                "{%0, %1, %2, %3};"
                : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
                : "r"(a0), "r"(0), "r"(a2), "r"(b0), "r"(b1));
@@ -93,7 +92,7 @@ __device__ __forceinline__ void multiply<__nv_bfloat16>(float (&sum)[4], uint32_
 template <>
 __device__ __forceinline__ void multiply<__nv_fp8_e4m3>(float (&sum)[4], uint32_t a0, uint32_t a2, uint32_t b0,
                                                         uint32_t b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %5}, {%7, %8}, "
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %5}, {%7, %8}, "
                "{%0, %1, %2, %3};"
                : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
                : "r"(a0), "r"(0), "r"(a2), "r"(b0), "r"(b1));
@@ -134,6 +133,7 @@ struct Layout {
   static constexpr int CHUNKS = ROW_BYTES / 16;
   static constexpr int PIECE_BYTES = PIECE * ROW_BYTES;
   static constexpr int STAGE_BYTES = 2 * PIECE_BYTES;
+  static constexpr int STAGES = STAGE_BYTES > 4096 ? 3 : 4;  // of a warp: one in use, the others on their way
   static constexpr int COPIES = PIECE * CHUNKS / WARP;  // 16-byte copies of a lane for K, and as many for V
   static constexpr int SUMS = DIM / 8;                  // 8-wide tiles of the result
 
@@ -148,7 +148,7 @@ __host__ __device__ constexpr int part_floats(int group, int dim) { return group
 
 template <typename Kv, int DIM>
 constexpr int shared_bytes(int group) {
-  return WARPS * STAGES * Layout<Kv, DIM>::STAGE_BYTES +
+  return WARPS * Layout<Kv, DIM>::STAGES * Layout<Kv, DIM>::STAGE_BYTES +
          WARPS * part_floats(group, DIM) * static_cast<int>(sizeof(float));
 }
 
@@ -193,24 +193,18 @@ __device__ __forceinline__ Pair pair_after(const DecodeArguments& arguments, con
                                             : pair_at(arguments, pair.row + 1, 0);
 }
 
-// The pieces of one share, and how many shares there are: fewer than blocks when there is little to read.
+// All pieces in shares of one size, the last one perhaps smaller: fewer shares than blocks when there is little to read.
 struct Shares {
   int pieces;
-  int count;
+  int size;
 
   __device__ __forceinline__ Shares(const DecodeArguments& arguments, int blocks) {
     pieces = arguments.indptr[arguments.rows] * arguments.kv_heads * (arguments.block_size / PIECE);
-    count = max(1, min(blocks, pieces / arguments.least_pieces));
+    size = max(arguments.least_pieces, (pieces + blocks - 1) / blocks);
   }
-  __device__ __forceinline__ int begin(int share) const {
-    return static_cast<int>(static_cast<int64_t>(pieces) * share / count);
-  }
-  // The share that holds a piece.
-  __device__ __forceinline__ int holding(int piece) const {
-    int share = static_cast<int>(static_cast<int64_t>(piece) * count / pieces);
-    while (begin(share + 1) <= piece) ++share;
-    return share;
-  }
+  __device__ __forceinline__ int begin(int share) const { return share * size; }
+  __device__ __forceinline__ int end(int share) const { return min(begin(share) + size, pieces); }
+  __device__ __forceinline__ int holding(int piece) const { return piece / size; }
 };
 
 // ------------------------------------------------------------------------------------------------------------- copies
@@ -275,7 +269,7 @@ struct Feeder {
       next += WARPS;
       if (++looked_up == WARP) look_up();
     }
-    stage = stage + 1 == STAGES ? 0 : stage + 1;
+    stage = stage + 1 == L::STAGES ? 0 : stage + 1;
     commit_copies();
   }
 };
@@ -463,6 +457,8 @@ __device__ __forceinline__ void write_result(const DecodeArguments& arguments, c
   *reinterpret_cast<uint2*>(out) = packed;
 }
 
+constexpr int AT_ONCE = 8;  // parts whose loads are in flight together
+
 // The last block to arrive at a shared pair adds up the parts in the order of the shares.
 template <int DIM>
 __device__ __forceinline__ void combine(const DecodeArguments& arguments, const Shares& shares, const Pair& pair) {
@@ -472,11 +468,20 @@ __device__ __forceinline__ void combine(const DecodeArguments& arguments, const 
   for (int index = threadIdx.x; index < group * DIM / 4; index += THREADS) {
     const int head = index / (DIM / 4);
     Merged merged;
-#pragma unroll 4
-    for (int share = first; share <= last; ++share) {
-      const float* part = arguments.parts + static_cast<int64_t>(share == first ? first_slot : 2 * share) * stride;
-      merged.add(__ldcg(reinterpret_cast<const float4*>(part) + index),
-                 __ldcg(reinterpret_cast<const float2*>(part + group * DIM) + head));
+    for (int next = first; next <= last; next += AT_ONCE) {
+      float4 sums[AT_ONCE];
+      float2 states[AT_ONCE];
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; ++i) {
+        const int share = min(next + i, last);
+        const float* part = arguments.parts + static_cast<int64_t>(share == first ? first_slot : 2 * share) * stride;
+        sums[i] = __ldcg(reinterpret_cast<const float4*>(part) + index);
+        states[i] = __ldcg(reinterpret_cast<const float2*>(part + group * DIM) + head);
+      }
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; ++i) {
+        if (next + i <= last) merged.add(sums[i], states[i]);
+      }
     }
     write_result(arguments, pair, index, merged, DIM);
   }
@@ -487,8 +492,8 @@ template <int DIM>
 __device__ __forceinline__ void finish(const DecodeArguments& arguments, const Shares& shares, const Pair& pair,
                                        int share, const float* sums) {
   const int group = arguments.group, stride = part_floats(group, DIM);
-  const int begin = shares.begin(share), end = shares.begin(share + 1);
-  const bool whole = begin <= pair.begin && pair.end <= end;
+  const int begin = shares.begin(share);
+  const bool whole = begin <= pair.begin && pair.end <= shares.end(share);
   float* part = arguments.parts + static_cast<int64_t>(2 * share + (pair.begin > begin ? 1 : 0)) * stride;
   for (int index = threadIdx.x; index < group * DIM / 4; index += THREADS) {
     const int head = index / (DIM / 4);
@@ -508,10 +513,10 @@ __device__ __forceinline__ void finish(const DecodeArguments& arguments, const S
     }
   }
   if (whole) return;
-  __threadfence();
   __syncthreads();
   __shared__ int is_last;
   if (threadIdx.x == 0) {
+    __threadfence();  // for the whole block: the barrier before it makes the others' writes this thread's to publish
     int* arrivals = arguments.arrivals + pair.row * arguments.kv_heads + pair.head;
     const int others = shares.holding(pair.end - 1) - shares.holding(pair.begin);
     is_last = atomicAdd(arrivals, 1) == others;
@@ -531,17 +536,17 @@ __global__ void __launch_bounds__(THREADS, 2) decode_attention_kernel(const __gr
   release_successor();
   const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, share = blockIdx.x;
   const Shares shares(arguments, gridDim.x);
-  if (share >= shares.count) {
+  const int begin = shares.begin(share), end = shares.end(share);
+  if (begin >= shares.pieces) {
     wait_for_predecessor();
     return;
   }
-  const int begin = shares.begin(share), end = shares.begin(share + 1);
-  const uint32_t stages = shared_address(shared) + warp * STAGES * L::STAGE_BYTES;
-  float* sums = reinterpret_cast<float*>(shared + WARPS * STAGES * L::STAGE_BYTES);
+  const uint32_t stages = shared_address(shared) + warp * L::STAGES * L::STAGE_BYTES;
+  float* sums = reinterpret_cast<float*>(shared + WARPS * L::STAGES * L::STAGE_BYTES);
   Feeder<Kv, DIM> feeder{arguments, stages, lane, begin + warp, end};
   feeder.look_up();
 #pragma unroll
-  for (int ahead = 0; ahead < STAGES - 1; ++ahead) feeder.feed();
+  for (int ahead = 0; ahead < L::STAGES - 1; ++ahead) feeder.feed();
   feeder.wait_if(true);
 
   int piece = begin + warp, stage = 0;
@@ -553,7 +558,7 @@ __global__ void __launch_bounds__(THREADS, 2) decode_attention_kernel(const __gr
     const int oldest = max(pair.length - arguments.window, 0);
     for (const int stop = min(pair.end, end); piece < stop; piece += WARPS) {
       feeder.feed();
-      wait_for_copies<STAGES - 1>();
+      wait_for_copies<L::STAGES - 1>();
       __syncwarp();
       const int position = (piece - pair.begin) * PIECE;
       if (position < pair.length && position + PIECE > oldest) {
@@ -561,7 +566,7 @@ __global__ void __launch_bounds__(THREADS, 2) decode_attention_kernel(const __gr
                          arguments.scale_log2, lane);
       }
       __syncwarp();
-      stage = stage + 1 == STAGES ? 0 : stage + 1;
+      stage = stage + 1 == L::STAGES ? 0 : stage + 1;
     }
     accumulator.store(sums + warp * part_floats(arguments.group, DIM), arguments.group, lane);
     __syncthreads();
