@@ -14,6 +14,7 @@ from baton.engine.config import EngineConfig
 from baton.engine.decoder import Decoder, Weights
 from baton.engine.native.build import NativeUnavailable
 from baton.engine.native.decoder import NativeDecoder
+from baton.engine.runner import Runner
 from baton.engine.spec import DecoderSpec
 from baton.engine.torch_decoder import TorchDecoder
 from baton.engine.torch_runner import TorchRunner
@@ -25,21 +26,53 @@ log = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def build_runner(config: EngineConfig) -> TorchRunner:
+def build_runner(config: EngineConfig) -> Runner:
     """Load ``config.model``, a Hugging Face directory or ``random:CONFIG``.
 
-    Raises ModelError when the model cannot be loaded and ConfigError when there is no memory for the KV pool.
+    Raises ModelError when the model cannot be loaded, ConfigError when it or the KV pool does not fit the memory, and
+    CudaUnavailable when ``config.device`` is cuda and there is no GPU, or what its kernels need is missing.
     """
     if config.model.endswith(".gguf"):
         raise ModelError(f"{config.model}: an engine loads directories; run `baton model convert {config.model}` first")
     dtype, device = DTYPES[config.dtype], torch.device(config.device)
     torch.set_num_threads(config.threads)
     spec = load_spec(config.model)
+    layout = KvFormat(config.dtype, config.block_size, spec.layers, spec.kv_heads, spec.head_dim)
+    card = _card(config, spec, layout)
+    if config.device == "cuda":
+        return _on_gpu(config, spec, card, dtype)
     with open_weights(config.model, spec, dtype, device, config.seed) as weights:
         decoder = _decoder(config, spec, weights, dtype)
-    layout = KvFormat(config.dtype, config.block_size, spec.layers, spec.kv_heads, spec.head_dim)
     pool = kvcache.allocate_pool(spec, _blocks(config, layout), config.block_size, dtype, device)
-    return TorchRunner(decoder, pool, _card(config, spec, layout))
+    return TorchRunner(decoder, pool, card)
+
+
+def _on_gpu(config: EngineConfig, spec: DecoderSpec, card: ModelCard, dtype: torch.dtype) -> Runner:
+    """By the engine's own kernels, or by the reference in torch. Imported late: CPU machines need none of it."""
+    from baton.engine.cuda.device import gpu, hopper
+
+    device = gpu()
+    with open_weights(config.model, spec, dtype, device, config.seed) as weights:
+        if config.backend == "torch":
+            return _reference_on_gpu(config, spec, weights, card, device)
+        from baton.engine.cuda.load import build_cuda_runner
+
+        hopper(device)
+        return build_cuda_runner(config, spec, weights, card, device)
+
+
+def _reference_on_gpu(
+    config: EngineConfig, spec: DecoderSpec, weights: Weights, card: ModelCard, device: torch.device
+) -> Runner:
+    """It allocates as it goes, so its pool leaves half of the memory to it unless the configuration says otherwise."""
+    from baton.engine.cuda.memory import fixed_blocks, refused_when_full, usable_bytes
+
+    dtype = DTYPES[config.dtype]
+    with refused_when_full(config.model, device):
+        decoder = TorchDecoder(spec, weights, dtype)
+        half = usable_bytes(config.gpu_memory_share, device) // 2
+        blocks = fixed_blocks(config, card.format) or max(1, half // card.format.block_bytes)
+        return TorchRunner(decoder, kvcache.allocate_pool(spec, blocks, config.block_size, dtype, device), card)
 
 
 def _decoder(config: EngineConfig, spec: DecoderSpec, weights: Weights, dtype: torch.dtype) -> Decoder:

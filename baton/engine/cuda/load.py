@@ -17,7 +17,7 @@ from baton.engine.config import EngineConfig
 from baton.engine.cuda.attention import DecodeAttention, PrefillAttention, allocate_workspace
 from baton.engine.cuda.attention_shape import AttentionShape, PageTable
 from baton.engine.cuda.batch import Batch
-from baton.engine.cuda.build import CudaUnavailable, build
+from baton.engine.cuda.build import build
 from baton.engine.cuda.decoder import CudaDecoder, DecoderLimits
 from baton.engine.cuda.gemm import TUNED_ROWS, Gemm
 from baton.engine.cuda.gemm_tuner import Family
@@ -42,28 +42,14 @@ _PROBE_BLOCKS = 1  # of the pool that stands in while memory is measured
 _DUMMY_BLOCKS = 1  # behind the pool's last: what padding rows attend to
 
 
-def gpu() -> torch.device:
-    """The GPU to compute on. Raises CudaUnavailable when there is none that the kernels are compiled for."""
-    if not torch.cuda.is_available():
-        raise CudaUnavailable("engine.device: cuda needs a GPU and its driver, torch finds none")
-    device = torch.device("cuda", torch.cuda.current_device())
-    capability = torch.cuda.get_device_capability(device)
-    if capability != (9, 0):
-        name = torch.cuda.get_device_name(device)
-        raise CudaUnavailable(
-            f"engine.backend: cuda is compiled for compute capability 9.0 (Hopper), {name} has "
-            f"{capability[0]}.{capability[1]}; backend torch runs on any GPU"
-        )
-    return device
-
-
-def build_cuda_runner(config: EngineConfig, spec: DecoderSpec, weights: Weights, card: ModelCard) -> CudaRunner:
+def build_cuda_runner(
+    config: EngineConfig, spec: DecoderSpec, weights: Weights, card: ModelCard, device: torch.device
+) -> CudaRunner:
     """Load everything and compute every kind of step once, so that the first request is as fast as the tenth.
 
-    ``weights`` are read onto the GPU here. Raises CudaUnavailable without GPU, driver, nvcc or FlashInfer, and
-    ConfigError for a model that the kernels do not take or that does not fit.
+    ``weights`` lie on ``device`` when they are read. Raises CudaUnavailable without nvcc or FlashInfer, and ConfigError
+    for a model that the kernels do not take or that does not fit.
     """
-    device = gpu()
     check_rows(spec)
     AttentionShape.of(spec, config.block_size)
     check_weights_fit(_weight_bytes(spec), config, device)
@@ -77,8 +63,10 @@ def build_cuda_runner(config: EngineConfig, spec: DecoderSpec, weights: Weights,
         _tune(gemm, spec, loaded, config, cache / "gemm.json")
         assembly = _Assembly(config, spec, card, device, library, gemm, loaded)
         blocks = fixed_blocks(config, card.format) or _probe(assembly)
-        runner = assembly.runner(blocks, resources.pop_all())
+        owned = ExitStack()
+        runner = assembly.runner(blocks, owned)
         warm_up(runner, assembly.shape(blocks), spec)
+        owned.callback(resources.pop_all().close)
     log.info("engine ready on the GPU", extra={"blocks": blocks, "gpu": torch.cuda.get_device_name(device)})
     return runner
 

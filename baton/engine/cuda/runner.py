@@ -105,11 +105,13 @@ class CudaRunner:
         self._machinery.batch.forget(key)
         self._machinery.sampler.forget(key)
 
+    @torch.inference_mode()
     def read_blocks(self, blocks: Sequence[int]) -> bytes:
         """See ``Runner.read_blocks``. Does not wait for the steps in flight."""
         with torch.cuda.stream(self._copies):
             return kvcache.read_blocks(self._machinery.pool[: self.total_blocks], blocks)
 
+    @torch.inference_mode()
     def write_blocks(self, blocks: Sequence[int], payload: bytes) -> None:
         """See ``Runner.write_blocks``. Does not wait for the steps in flight; those launched later wait for it."""
         with torch.cuda.stream(self._copies):
