@@ -4,6 +4,7 @@
 namespace baton {
 
 constexpr int SILU_THREADS = 256;
+constexpr int MOST_ROWS = 65'535;  // blocks in a grid's second dimension
 constexpr int SMS = 132;  // of an H200; only a hint here
 
 // Eight values; silu is rounded to bf16, and so is its product with `up`. The quick exponential and division stay
@@ -19,19 +20,17 @@ __device__ __forceinline__ Vector silu_mul(Vector gate, Vector up) {
   return pack(ups);
 }
 
-// One vector a thread, over all rows at once.
-__global__ void __launch_bounds__(SILU_THREADS)
-    silu_mul_all(const Vector *gate_up, Vector *out, unsigned vectors, unsigned width) {
+// One vector a thread. Grid: [enough blocks for a row, rows].
+__global__ void __launch_bounds__(SILU_THREADS) silu_mul_rows(const Vector *gate_up, Vector *out, int width) {
   release_successor();
-  const unsigned at = blockIdx.x * blockDim.x + threadIdx.x;
-  const unsigned row = at / width;
-  const Vector *gate = gate_up + static_cast<size_t>(row) * width + at;  // rows of gate_up are twice as wide
+  const int at = blockIdx.x * blockDim.x + threadIdx.x;
+  const Vector *gate = gate_up + static_cast<size_t>(blockIdx.y) * 2 * width + at;
   wait_for_predecessor();
-  if (at < vectors) out[at] = silu_mul(gate[0], gate[width]);
+  if (at < width) out[static_cast<size_t>(blockIdx.y) * width + at] = silu_mul(gate[0], gate[width]);
 }
 
 template <int VECTORS>
-__global__ void __launch_bounds__(ROW_THREADS)
+__global__ void __launch_bounds__(row_threads(VECTORS))
     silu_mul_quant(const Vector *gate_up, uint2 *out, float *scales, int width) {
   __shared__ float partial[ROW_THREADS / WARP];
   release_successor();
@@ -52,12 +51,12 @@ __global__ void __launch_bounds__(ROW_THREADS)
 extern "C" int baton_silu_mul(const void *gate_up, void *out, int rows, int ffn, int overlap, cudaStream_t stream) {
   using namespace baton;
   if (rows == 0) return cudaSuccess;
-  const int64_t vectors = static_cast<int64_t>(rows) * (ffn / VECTOR);
-  if (ffn % VECTOR != 0 || vectors > INT32_MAX) return cudaErrorInvalidValue;
-  const int threads = vectors < SMS * SILU_THREADS ? 64 : SILU_THREADS;  // a short row is quicker over more SMs
-  const unsigned blocks = static_cast<unsigned>((vectors + threads - 1) / threads);
-  return launch(silu_mul_all, blocks, threads, 0, stream, static_cast<Overlap>(overlap), gate_up, out, vectors,
-                ffn / VECTOR);
+  if (ffn % VECTOR != 0 || rows > MOST_ROWS) return cudaErrorInvalidValue;
+  const int width = ffn / VECTOR;
+  const bool few = static_cast<int64_t>(rows) * width < SMS * SILU_THREADS;  // then spread over more SMs
+  const int threads = few ? 64 : width % SILU_THREADS == 0 ? SILU_THREADS : SILU_THREADS / 2;
+  const dim3 grid((width + threads - 1) / threads, rows);
+  return launch(silu_mul_rows, grid, threads, 0, stream, static_cast<Overlap>(overlap), gate_up, out, width);
 }
 
 // out is e4m3 [rows, ffn], scales float32 [rows]: a row's values are out * scale.

@@ -1,7 +1,7 @@
 // What all kernels share: the C interface, launches, and 16-byte vectors of bf16.
 //
 // Every exported function is `extern "C"`, returns a cudaError_t (0: queued; a cuBLAS status is returned negated), and
-// takes device pointers, sizes and, last, the stream. None allocates or synchronises, so all can be captured in a graph.
+// takes device pointers, sizes and, last, the stream. None allocates or synchronises, so a graph can capture them all.
 #pragma once
 
 #include <cuda_bf16.h>

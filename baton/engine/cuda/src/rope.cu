@@ -14,8 +14,8 @@ struct RopeInputs {
   Vector *qkv;           // bf16 [rows, (heads + 2 * kv_heads) * head_dim]
   const int *positions;  // [rows]
   const int *slots;      // [rows]; negative: leave the row alone
-  const float4 *cos;     // float32 [context, head_dim / 2]
-  const float4 *sin;
+  const uint4 *cos;      // float32 [context, head_dim / 2]
+  const uint4 *sin;
   const Vector *q_norm;  // bf16 [head_dim], or null
   const Vector *k_norm;
   float eps;
@@ -24,6 +24,7 @@ struct RopeInputs {
 struct RopeShape {
   int heads, kv_heads;
   int half;  // vectors in half a head
+  float inverse_size;  // 1 / head_dim
 };
 
 // A layer of the pool [blocks, layers, 2, kv_heads, block_size, head_dim]. Offsets count elements.
@@ -51,22 +52,23 @@ __device__ __forceinline__ void store_cached(__nv_fp8_storage_t *to, Vector pack
   *reinterpret_cast<uint2 *>(to) = quantize(values, factor);
 }
 
-__device__ __forceinline__ void load_table(const float4 *row, int lane, float (&values)[VECTOR]) {
-  const float4 first = __ldg(row + 2 * lane), second = __ldg(row + 2 * lane + 1);
-  values[0] = first.x, values[1] = first.y, values[2] = first.z, values[3] = first.w;
-  values[4] = second.x, values[5] = second.y, values[6] = second.z, values[7] = second.w;
+__device__ __forceinline__ void load_table(const uint4 *row, int lane, float (&values)[VECTOR]) {
+  const uint4 first = load_early(row + 2 * lane), second = load_early(row + 2 * lane + 1);
+  const uint32_t words[VECTOR] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
+#pragma unroll
+  for (int j = 0; j < VECTOR; ++j) values[j] = __uint_as_float(words[j]);
 }
 
 // RMS norm of the head that LANES threads hold, rounded to bf16, times its weight, rounded to bf16.
 template <int LANES>
 __device__ __forceinline__ void norm_head(float (&low)[VECTOR], float (&high)[VECTOR], Vector low_weight,
-                                          Vector high_weight, float eps, float head_dim) {
+                                          Vector high_weight, float eps, float inverse_size) {
   float squares = 0.0f;
 #pragma unroll
   for (int j = 0; j < VECTOR; ++j) squares += low[j] * low[j] + high[j] * high[j];
 #pragma unroll
   for (int step = LANES / 2; step > 0; step /= 2) squares += __shfl_xor_sync(~0u, squares, step);
-  const float scale = rsqrtf(squares / head_dim + eps);
+  const float scale = rsqrtf(squares * inverse_size + eps);
   float weights[VECTOR];
   unpack(low_weight, weights);
 #pragma unroll
@@ -99,16 +101,16 @@ __global__ void __launch_bounds__(ROPE_THREADS, rope_blocks(NORMS))
   const int heads = first_value + shape.kv_heads;
   const bool holds = head < heads && lane < shape.half;
   const bool rotates = holds && head < first_value;
-  const int slot = inputs.slots[row], position = inputs.positions[row];
+  const int slot = load_early(inputs.slots + row), position = load_early(inputs.positions + row);
   float cos[VECTOR], sin[VECTOR];
   Vector low_weight{}, high_weight{};
-  if (rotates && slot >= 0) {
-    const size_t table_row = static_cast<size_t>(position) * 2 * shape.half;
+  if (rotates) {
+    const size_t table_row = static_cast<size_t>(slot < 0 ? 0 : position) * 2 * shape.half;
     load_table(inputs.cos + table_row, lane, cos);
     load_table(inputs.sin + table_row, lane, sin);
     if constexpr (NORMS) {
       const Vector *norm = (head < first_key ? inputs.q_norm : inputs.k_norm) + lane;
-      low_weight = __ldg(norm), high_weight = __ldg(norm + shape.half);
+      low_weight = load_early(norm), high_weight = load_early(norm + shape.half);
     }
   }
   wait_for_predecessor();
@@ -119,7 +121,7 @@ __global__ void __launch_bounds__(ROPE_THREADS, rope_blocks(NORMS))
   unpack(low_packed, low);
   unpack(high_packed, high);
   if constexpr (NORMS) {  // in every thread, for the sake of the shuffles; values stay packed as they came
-    norm_head<LANES>(low, high, low_weight, high_weight, inputs.eps, 2.0f * VECTOR * shape.half);
+    norm_head<LANES>(low, high, low_weight, high_weight, inputs.eps, shape.inverse_size);
   }
   if (rotates) {
     rotate(low, high, cos, sin);
@@ -164,7 +166,7 @@ cudaError_t launch_rope(const RopeInputs &inputs, const RopeSizes &sizes, const 
   if (sizes.rows == 0) return cudaSuccess;
   const int half = sizes.head_dim / (2 * VECTOR);
   if (half * 2 * VECTOR != sizes.head_dim) return cudaErrorInvalidValue;
-  const RopeShape shape{sizes.heads, sizes.kv_heads, half};
+  const RopeShape shape{sizes.heads, sizes.kv_heads, half, 1.0f / sizes.head_dim};
   const auto run = [&](auto kernel, int lanes) {
     const int heads = sizes.heads + 2 * sizes.kv_heads;
     const dim3 grid(sizes.rows, (heads * lanes + ROPE_THREADS - 1) / ROPE_THREADS);
@@ -188,8 +190,8 @@ extern "C" int baton_rope_append(void *qkv, const int *positions, const int *slo
                                  cudaStream_t stream) {
   using namespace baton;
   const RopeInputs inputs{static_cast<Vector *>(qkv),          positions,
-                          slots,                               static_cast<const float4 *>(cos),
-                          static_cast<const float4 *>(sin),    static_cast<const Vector *>(q_norm),
+                          slots,                               static_cast<const uint4 *>(cos),
+                          static_cast<const uint4 *>(sin),    static_cast<const Vector *>(q_norm),
                           static_cast<const Vector *>(k_norm), eps};
   const RopeSizes sizes{rows, heads, kv_heads, head_dim};
   return launch_rope(inputs, sizes, cache_layer<__nv_bfloat16>(pool, layer, sizes, {layers, block_size}), overlap,
@@ -204,8 +206,8 @@ extern "C" int baton_rope_append_quant(void *qkv, const int *positions, const in
                                        cudaStream_t stream) {
   using namespace baton;
   const RopeInputs inputs{static_cast<Vector *>(qkv),          positions,
-                          slots,                               static_cast<const float4 *>(cos),
-                          static_cast<const float4 *>(sin),    static_cast<const Vector *>(q_norm),
+                          slots,                               static_cast<const uint4 *>(cos),
+                          static_cast<const uint4 *>(sin),    static_cast<const Vector *>(q_norm),
                           static_cast<const Vector *>(k_norm), eps};
   const RopeSizes sizes{rows, heads, kv_heads, head_dim};
   auto cache = cache_layer<__nv_fp8_storage_t>(pool, layer, sizes, {layers, block_size});

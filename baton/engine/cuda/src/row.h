@@ -9,6 +9,9 @@ namespace baton {
 
 constexpr int ROW_THREADS = 512;  // at most
 
+// The threads of the widest block for rows of which each thread holds this many vectors, as `spread_row` divides them.
+constexpr int row_threads(int vectors) { return vectors <= 4 ? 256 : ROW_THREADS; }
+
 // This thread's share of a row; entries past the row's end are zero.
 template <int VECTORS>
 struct RowShare {
@@ -20,6 +23,17 @@ struct RowShare {
     for (int i = 0; i < VECTORS; ++i) {
       const int at = threadIdx.x + i * blockDim.x;
       share.vectors[i] = at < width ? row[at] : Vector{0, 0, 0, 0};
+    }
+    return share;
+  }
+
+  // The same of a row that no kernel of the step writes, ahead of `wait_for_predecessor`; past the end is anything.
+  __device__ __forceinline__ static RowShare load_early(const Vector *row, int width) {
+    RowShare share;
+#pragma unroll
+    for (int i = 0; i < VECTORS; ++i) {
+      const int at = threadIdx.x + i * blockDim.x;
+      share.vectors[i] = baton::load_early(row + min(at, width - 1));
     }
     return share;
   }

@@ -3,11 +3,9 @@
 
 namespace baton {
 
-constexpr int COPY_THREADS = 256;
+constexpr int COPY_THREADS = 128;
 
-__device__ __forceinline__ void copy_row(const Vector *from, Vector *to, int width) {
-  for (int at = threadIdx.x; at < width; at += blockDim.x) to[at] = from[at];
-}
+// Both kernels copy one vector a thread. Grid: [rows, enough blocks for a row].
 
 // A token outside the vocabulary gives a row of NaN: its logits are NaN and that request alone fails.
 __global__ void __launch_bounds__(COPY_THREADS)
@@ -15,26 +13,24 @@ __global__ void __launch_bounds__(COPY_THREADS)
           int width) {
   release_successor();
   wait_for_predecessor();
-  const int row = blockIdx.x;
-  const int source = sources[row];
-  const int token = source >= 0 ? drawn[source] : tokens[row];
-  Vector *to = out + static_cast<size_t>(row) * width;
-  if (token >= 0 && token < vocabulary) {
-    copy_row(table + static_cast<size_t>(token) * width, to, width);
-  } else {
-    for (int at = threadIdx.x; at < width; at += blockDim.x) to[at] = {~0u, ~0u, ~0u, ~0u};
-  }
+  const size_t row = blockIdx.x;
+  const int at = blockIdx.y * COPY_THREADS + threadIdx.x;
+  const int source = sources[row], given = tokens[row];
+  const int token = source >= 0 ? drawn[source] : given;
+  if (at >= width) return;
+  const bool known = token >= 0 && token < vocabulary;
+  out[row * width + at] = known ? table[static_cast<size_t>(token) * width + at] : Vector{~0u, ~0u, ~0u, ~0u};
 }
 
-__global__ void __launch_bounds__(COPY_THREADS)
-    gather_rows(const Vector *x, const int *rows, Vector *out, int width) {
+__global__ void __launch_bounds__(COPY_THREADS) gather_rows(const Vector *x, const int *rows, Vector *out, int width) {
   release_successor();
-  const size_t row = rows[blockIdx.x];
+  const size_t row = load_early(rows + blockIdx.x);
+  const int at = blockIdx.y * COPY_THREADS + threadIdx.x;
   wait_for_predecessor();
-  copy_row(x + row * width, out + static_cast<size_t>(blockIdx.x) * width, width);
+  if (at < width) out[static_cast<size_t>(blockIdx.x) * width + at] = x[row * width + at];
 }
 
-inline int copy_threads(int width) { return width >= COPY_THREADS ? COPY_THREADS : (width + WARP - 1) / WARP * WARP; }
+inline dim3 copy_grid(int rows, int width) { return dim3(rows, (width + COPY_THREADS - 1) / COPY_THREADS); }
 
 }  // namespace baton
 
@@ -46,8 +42,8 @@ extern "C" int baton_embed(const void *tokens, const void *sources, const void *
   if (rows == 0) return cudaSuccess;
   if (hidden % VECTOR != 0) return cudaErrorInvalidValue;
   const int width = hidden / VECTOR;
-  return launch(embed, rows, copy_threads(width), 0, stream, Overlap::NO, tokens, sources, drawn, table, out, vocabulary,
-                width);
+  return launch(embed, copy_grid(rows, width), COPY_THREADS, 0, stream, Overlap::NO, tokens, sources, drawn, table, out,
+                vocabulary, width);
 }
 
 // out[r] = x[rows[r]]; x and out are bf16 [.., hidden], rows int32, written before the step's first kernel.
@@ -57,5 +53,6 @@ extern "C" int baton_gather_rows(const void *x, const void *rows, void *out, int
   if (count == 0) return cudaSuccess;
   if (hidden % VECTOR != 0) return cudaErrorInvalidValue;
   const int width = hidden / VECTOR;
-  return launch(gather_rows, count, copy_threads(width), 0, stream, static_cast<Overlap>(overlap), x, rows, out, width);
+  return launch(gather_rows, copy_grid(count, width), COPY_THREADS, 0, stream, static_cast<Overlap>(overlap), x, rows,
+                out, width);
 }

@@ -8,6 +8,22 @@ namespace baton {
 using Vector = uint4;
 constexpr int VECTOR = 8;  // elements in a Vector
 
+// Reads of what no kernel of the step writes, such as weights. Volatile and of the coherent kind, so that they stay
+// ahead of `wait_for_predecessor`: the compiler moves others past it.
+__device__ __forceinline__ Vector load_early(const void *at) {
+  Vector value;
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(at));
+  return value;
+}
+
+__device__ __forceinline__ int load_early(const int *at) {
+  int value;
+  asm volatile("ld.global.s32 %0, [%1];" : "=r"(value) : "l"(at));
+  return value;
+}
+
 __device__ __forceinline__ void unpack(Vector packed, float (&values)[VECTOR]) {
   const uint32_t words[4] = {packed.x, packed.y, packed.z, packed.w};
 #pragma unroll
