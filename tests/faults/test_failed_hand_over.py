@@ -56,6 +56,31 @@ def test_prefill_dies_in_any_chunk_and_the_next_one_takes_over(network: NetworkF
     asyncio.run(run())
 
 
+def test_blocks_stay_at_the_sender_until_acknowledged_however_short_of_blocks_it_is(network: NetworkFactory) -> None:
+    async def run() -> None:
+        async with Stack(network=network, engine=replace(ENGINE, kv_blocks=20)) as stack:
+            prefill, offers, go_on = stack.workers["prefill-0"], stack.workers["decode-0"].offers, asyncio.Event()
+
+            async def slow(chunk: KvChunk) -> KvChunk:
+                await go_on.wait()
+                return chunk
+
+            async def compute_another() -> None:
+                async with prefill.engine.prefill(tokens(200, request_id="other", first=9)) as run:
+                    await run.first_token()
+
+            offers.on_offer = slow
+            task = asyncio.create_task(stack.generate(REQUEST))
+            await stack.until(lambda: prefill.stats.prompt_tokens_computed == 200, "the prompt is computed")
+            other = asyncio.create_task(compute_another())
+            await stack.until(lambda: prefill.stats.waiting == 1, "the other prompt waits for blocks")
+            go_on.set()
+            await check(stack, await task, by="prefill-0")
+            await other
+
+    asyncio.run(run())
+
+
 def test_dead_prefill_is_left_alone_by_the_next_request(network: NetworkFactory) -> None:
     async def run() -> None:
         async with Stack(network=network, prefill=2) as stack:

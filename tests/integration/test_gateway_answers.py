@@ -10,7 +10,7 @@ import pytest
 from baton.client.answer import Answer, collect
 from baton.core.errors import Cancelled
 from baton.core.streams import closing
-from baton.core.types import FinishReason, GenerateChunk, GenerateRequest, PrefillMode, Sampling, StopRules
+from baton.core.types import FinishReason, GenerateChunk, GenerateRequest, PrefillMode, Principal, Sampling, StopRules
 from gateway.fanout import choice_seed
 from tests.networks import DirectNetwork, NetworkFactory, WireNetwork
 from tests.stack import PRINCIPAL, Stack
@@ -71,6 +71,38 @@ def test_later_choices_find_the_prompt_of_the_first_in_the_prefix_cache(network:
             assert len({choice.placement.decode_worker for choice in answer.choices}) == 1
             assert [choice.usage.cached_tokens for choice in answer.choices] == [0, 96, 96]
             await stack.assert_idle()
+
+    asyncio.run(run())
+
+
+@both_networks
+def test_one_id_names_a_request_in_every_process(network: NetworkFactory) -> None:
+    async def run() -> None:
+        async with Stack(network=network) as stack:
+            answer = await ask(stack, ASK)
+            offers = stack.workers["decode-0"].offers.offers
+            assert answer.request_id
+            assert {chunk.ticket.request_id for chunk in offers} == {answer.request_id}
+            named = await ask(stack, replace(ASK, request_id="mine", prompt_token_ids=PROMPT[::-1]))
+            assert named.request_id == "mine"
+            assert {chunk.ticket.request_id for chunk in offers} == {answer.request_id, "mine"}
+
+    asyncio.run(run())
+
+
+@both_networks
+def test_a_tenant_finds_its_own_prompts_in_the_cache_and_nobody_elses(network: NetworkFactory) -> None:
+    stranger = Principal("zeta", "tests", salt=b"salt of zeta")
+
+    async def run() -> None:
+        async with Stack(network=network) as stack:
+            cached: list[int] = []
+            for principal in (PRINCIPAL, stranger, PRINCIPAL, stranger):
+                async with closing(stack.gateway.generate(ASK, principal)) as chunks:
+                    cached.append((await collect(chunks, 1)).choices[0].usage.cached_tokens)
+            assert cached == [0, 0, 96, 96]
+            computed = stack.workers["prefill-0"].stats
+            assert computed.prompt_tokens_computed == 2 * len(PROMPT) + 2 * (len(PROMPT) - 96)
 
     asyncio.run(run())
 

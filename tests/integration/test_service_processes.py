@@ -214,6 +214,31 @@ def test_stopped_prefill_worker_is_given_up_though_its_connection_stays_open(tmp
     asyncio.run(run())
 
 
+def test_a_worker_is_alive_and_ready_whatever_becomes_of_its_peers(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with fleet(tmp_path, PAIR) as found:
+            records = await found.ready(*found.started)
+            await answer(found, records, request("connects"))
+            for number in (signal.SIGSTOP, signal.SIGKILL):
+                found.signal("prefill-0", number)
+                result = await answer(found, records, request(number.name, first=int(number)))
+                assert result.placement and result.placement.prefill_mode is PrefillMode.LOCAL
+                assert await page(records["decode-0"], "/healthz") == "ok\n"
+                assert await page(records["decode-0"], "/readyz") == "ready\n"
+
+    asyncio.run(run())
+
+
+def test_a_worker_has_answered_once_before_it_is_ready(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with fleet(tmp_path, PAIR) as found:
+            for record in (await found.ready(*found.started)).values():
+                assert record.stats.prompt_tokens_computed > 0
+                assert record.stats.tokens_generated > 0
+
+    asyncio.run(run())
+
+
 def test_engine_dies_with_its_killed_worker(tmp_path: Path) -> None:
     async def run() -> None:
         async with fleet(tmp_path, [(Role.DECODE, "decode-0")]) as found:

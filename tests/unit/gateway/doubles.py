@@ -225,6 +225,7 @@ class Fleet:
 
     def assert_idle(self) -> None:
         assert {worker.worker_id: worker.open for worker in self.workers.values()} == dict.fromkeys(self.workers, 0)
+        assert not any(self.view.running_on(worker_id) for worker_id in self.workers)
         assert self.gateway.running == 0
 
 
