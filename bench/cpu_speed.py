@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -33,7 +32,9 @@ from baton.engine.client import spawn_engine
 from baton.engine.config import EngineConfig
 from baton.engine.weights.source import load_spec
 from bench.bandwidth import read_bandwidth
-from bench.measure import Digest, Prompts, Shape, spread, timed
+from bench.machine import hardware
+from bench.measure import Digest, Prompts, Shape, timed
+from bench.metrics import spread
 
 SHAPES = (Shape("decode 64/128", 1, 64, 128), Shape("prefill 1024", 1, 1024, 1), Shape("16 x 128/64", 16, 128, 64))
 OVERHEAD = Shape("overhead 64/64", 1, 64, 64)
@@ -162,12 +163,6 @@ async def _bare_times(engine: Any, prompt: tuple[int, ...], output: int, name: s
 
 def _median(pairs: Sequence[tuple[float, float]], index: int) -> float:
     return statistics.median(pair[index] for pair in pairs)
-
-
-def hardware() -> dict[str, object]:
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    cpu = next((line.partition(":")[2].strip() for line in lines if "model name" in line), "")
-    return {"cpu": cpu, "cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
 
 
 async def run(model: ResolvedModel, repeats: int, threads: int, seed: int) -> dict[str, Any]:

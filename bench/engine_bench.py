@@ -221,7 +221,8 @@ class SteadyState:
     def figures(self) -> dict[str, float]:
         """``step_ms`` is the median gap between a stream's chunks, over all streams; ``mean_step_ms`` the mean.
 
-        A step that brings a stream several tokens counts once.
+        A step that brings a stream several tokens counts once. The engine's own ``steps`` may run ahead of what has
+        come here, where steps are quicker than this process takes them in.
         """
         stretches = [stream.times[first:] for stream, first in zip(self._streams, self._begins, strict=True)]
         gaps = [later - earlier for times in stretches for earlier, later in pairwise(times)]
@@ -230,6 +231,7 @@ class SteadyState:
         return self._engine_figures | {
             "step_ms": 1000 * statistics.median(gaps),
             "mean_step_ms": 1000 * statistics.fmean(gaps),
+            "gaps": len(gaps),
             "mean_context": self._shape.prompt + middle,
             "output_tokens_per_second": tokens / self._engine_figures["seconds"],
         }

@@ -48,6 +48,8 @@ class EngineWatch:
         found = step_figures(self._stats, self._engine.stats)
         own_cpu, engine_cpu = time.process_time() - self._own_cpu, _cpu_seconds(self._processes) - self._engine_cpu
         found |= {"seconds": seconds, "client_cpu_share": own_cpu / seconds}
+        if found["steps"]:
+            found["engine_step_ms"] = 1000 * seconds / found["steps"]
         if self._processes and found["steps"]:
             found["engine_cpu_ms_per_step"] = 1000 * engine_cpu / found["steps"]  # all threads, spinning included
         return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -88,11 +87,3 @@ async def timed(
                 f"{answer.id}: {answer.usage} and {len(answer.token_ids)} ids, expected {output}, 0 cached"
             )
     return seconds, answers
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    return {
-        "median": round(statistics.median(values), 3),
-        "min": round(min(values), 3),
-        "max": round(max(values), 3),
-    }

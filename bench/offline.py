@@ -26,18 +26,18 @@ from baton.core.config import Section, Setting, Settings, flag_settings
 from baton.core.errors import ConfigError
 from baton.core.types import ModelCard, Sampling
 from baton.engine.client import spawn_engine
-from baton.engine.config import EngineConfig
+from baton.engine.config import EngineConfig, device_defaults
 from baton.engine.weights.source import load_spec
 from bench.engine_bench import EngineBench, Roofline
 from bench.machine import hardware, versions
-from bench.measure import spread
+from bench.metrics import spread
 from bench.prompts import RandomPrompts
 from bench.random_model import FAKE, with_context
 from bench.roofline import H200, ModelWork, Peak
 from bench.shapes import NAMED, Batch, DecodeStep, Shape, parse_shapes
 
 COMMAND = "baton bench offline"
-ENGINE = Section("engine", EngineConfig)
+ENGINE = Section("engine", EngineConfig, device_defaults)
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2}
 
 
@@ -114,7 +114,8 @@ def headline(shape: Shape) -> str:
 def _summary(shape: Shape, repeats: Sequence[dict[str, float]]) -> dict[str, object]:
     """Median and spread of the shape's own figure, medians of the others, and every repeat."""
     name = headline(shape)
-    figures = {key: _rounded(statistics.median(repeat[key] for repeat in repeats)) for key in repeats[0]}
+    common = [key for key in repeats[0] if all(key in repeat for repeat in repeats)]
+    figures = {key: _rounded(statistics.median(repeat[key] for repeat in repeats)) for key in common}
     return {
         "shape": shape.name,
         "headline": name,
@@ -152,25 +153,23 @@ def show(document: dict[str, Any]) -> str:
 
 
 def engine_config(model: str, device: str, flags: Sequence[str], shapes: Sequence[Shape]) -> EngineConfig:
-    """The engine's settings: its defaults, room for all requests of the shapes, then ``--set``. The environment does
-    not count, so that a result's command says everything."""
-    most = max(shape.requests for shape in shapes)
-    default = EngineConfig(model=model)
-    layers = [
-        Setting("engine", "model", model, "--model"),
-        Setting("engine", "device", device, "--device"),
-        Setting("engine", "max_waiting", max(default.max_waiting, most), COMMAND),
-    ]
-    together = max((shape.requests for shape in shapes if isinstance(shape, DecodeStep)), default=0)
-    if 0 < default.max_running < together:  # 0: the engine chooses
-        layers.append(Setting("engine", "max_running", together, COMMAND))
+    """The engine's settings: its defaults, with room for all requests of the shapes where ``--set`` says nothing else.
+    The environment does not count, so that a result's command says everything."""
     given = flag_settings(flags)
     for setting in given:
         if setting.section != "engine" or setting.key in ("model", "device"):
             raise ConfigError(
                 f"{setting.origin}: only keys of the engine's section may be set here, model and device by options"
             )
-    return Settings([*layers, *given]).fill(ENGINE)
+    options = [Setting("engine", "model", model, "--model"), Setting("engine", "device", device, "--device")]
+    settings = Settings([*options, *given])
+    config = settings.fill(ENGINE)
+    needed = {
+        "max_waiting": max(shape.requests for shape in shapes),
+        "max_running": max((shape.requests for shape in shapes if isinstance(shape, DecodeStep)), default=1),
+    }
+    raised = {key: max(getattr(config, key), least) for key, least in needed.items() if not settings.has("engine", key)}
+    return dataclasses.replace(config, **raised)
 
 
 def _parser() -> argparse.ArgumentParser:

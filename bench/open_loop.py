@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import islice
+from typing import Protocol
 
 from baton.cli.door import Door
-from baton.client import Client
 from baton.core.clock import Clock, SystemClock
 from baton.core.errors import BatonError
-from baton.core.types import GenerateRequest, Sampling, StopRules
+from baton.core.types import GenerateChunk, GenerateRequest, Sampling, StopRules
 from bench.arrivals import Arrival, poisson
 from bench.metrics import Record, Timeline, Window
 from bench.prompts import ArrivalPrompts
@@ -58,7 +58,8 @@ class Load:
     vocab_size: int
     source: Poisson | Trace
     window: Window
-    seed: int
+    seed: int  # of arrivals
+    prompt_seed: int
     sampling: Sampling
     timeout: float  # seconds for a whole answer
 
@@ -80,17 +81,23 @@ class ShareResult:
     lag_ms: float
 
 
+class Streaming(Protocol):
+    """The part of ``baton.client.Client`` that is used."""
+
+    def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]: ...
+
+
 class OpenLoop:
     """Sends the requests of one share, each at its time, and follows all of them."""
 
-    def __init__(self, client: Client, load: Load, share: Share, clock: Clock, start: float) -> None:
+    def __init__(self, client: Streaming, load: Load, share: Share, clock: Clock, start: float) -> None:
         """``start``: when the run begins, on ``clock``; times of records are seconds since then."""
         self._client = client
         self._load = load
         self._share = share
         self._clock = clock
         self._start = start
-        self._prompts = ArrivalPrompts(load.vocab_size, load.seed)
+        self._prompts = ArrivalPrompts(load.vocab_size, load.prompt_seed)
         self._judged: set[asyncio.Task[None]] = set()
         self._others: set[asyncio.Task[None]] = set()
         self._records: list[Record] = []
@@ -131,7 +138,6 @@ class OpenLoop:
         )
 
     async def _follow(self, request: GenerateRequest, record: Record) -> None:
-        record.timeline.sent = self._now()
         try:
             async with aclosing(self._client.stream(request)) as chunks:
                 async for chunk in chunks:

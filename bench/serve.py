@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import json
 import multiprocessing
+import secrets
 import shlex
 import sys
 import time
@@ -47,6 +48,7 @@ class ServePlan:
     window: Window
     objectives: Objectives
     seed: int
+    prompt_seed: int
     sampling: Sampling
     timeout: float
     processes: int
@@ -68,6 +70,7 @@ def run(plan: ServePlan) -> dict[str, Any]:
         "objectives": dataclasses.asdict(plan.objectives),
         "sampling": dataclasses.asdict(plan.sampling),
         "seed": plan.seed,
+        "prompt_seed": plan.prompt_seed,
         "client": {
             "processes": plan.processes,
             "cpu_share_max": round(max(share.cpu_share for share in shares), 3),
@@ -101,7 +104,15 @@ async def _model(plan: ServePlan) -> ModelInfo:
 
 def _load(plan: ServePlan, info: ModelInfo) -> Load:
     return Load(
-        plan.door, info.model, info.vocab_size, plan.source, plan.window, plan.seed, plan.sampling, plan.timeout
+        door=plan.door,
+        model=info.model,
+        vocab_size=info.vocab_size,
+        source=plan.source,
+        window=plan.window,
+        seed=plan.seed,
+        prompt_seed=plan.prompt_seed,
+        sampling=plan.sampling,
+        timeout=plan.timeout,
     )
 
 
@@ -163,7 +174,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--slo-tpot-ms", type=_positive, help="a good request's tokens take this on average")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--timeout", type=_positive, default=300.0, metavar="SECONDS", help="for a whole answer")
-    parser.add_argument("--seed", type=integer(0, 2**32 - 1), default=1, help="of arrivals and prompts")
+    parser.add_argument("--seed", type=integer(0, 2**32 - 1), default=1, help="of arrivals")
+    parser.add_argument(
+        "--prompt-seed",
+        type=integer(0, 2**32 - 1),
+        help="of prompts; a new one for each run without it, so that no run meets the prefix cache of an earlier one",
+    )
     parser.add_argument("--processes", type=integer(1, 64), default=1, help="of the client")
     parser.add_argument("--save", type=Path, metavar="FILE", help="JSON file to write; standard output without it")
     return parser
@@ -182,6 +198,7 @@ def plan_of(argv: Sequence[str]) -> ServePlan:
         window=window,
         objectives=Objectives(arguments.slo_ttft_ms, arguments.slo_tpot_ms),
         seed=arguments.seed,
+        prompt_seed=secrets.randbits(32) if arguments.prompt_seed is None else arguments.prompt_seed,
         sampling=Sampling(temperature=arguments.temperature),
         timeout=arguments.timeout,
         processes=arguments.processes,
