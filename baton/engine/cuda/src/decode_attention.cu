@@ -76,6 +76,13 @@ __device__ __forceinline__ void load_transposed(uint32_t (&into)[4], uint32_t ad
                : "memory");
 }
 
+// Adds one to what all blocks see, publishes what this block has written before, and returns the number before.
+__device__ __forceinline__ int arrive(int* arrivals) {
+  int before;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(arrivals) : "memory");
+  return before;
+}
+
 // Adds a 16 x 16 tile, of which rows 8 to 15 are zero, times a 16 x 8 tile.
 template <typename Kv>
 __device__ __forceinline__ void multiply(float (&sum)[4], uint32_t a0, uint32_t a2, uint32_t b0, uint32_t b1);
@@ -516,12 +523,10 @@ __device__ __forceinline__ void finish(const DecodeArguments& arguments, const S
   __syncthreads();
   __shared__ int is_last;
   if (threadIdx.x == 0) {
-    __threadfence();  // for the whole block: the barrier before it makes the others' writes this thread's to publish
     int* arrivals = arguments.arrivals + pair.row * arguments.kv_heads + pair.head;
     const int others = shares.holding(pair.end - 1) - shares.holding(pair.begin);
-    is_last = atomicAdd(arrivals, 1) == others;
+    is_last = arrive(arrivals) == others;  // the barrier before makes the other threads' writes this one's to publish
     if (is_last) *arrivals = 0;
-    __threadfence();
   }
   __syncthreads();
   if (is_last) combine<DIM>(arguments, shares, pair);
