@@ -9,6 +9,7 @@ import argparse
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,7 @@ CACHE = Path("~/.cache/baton/cuda")
 INSTALLED = Path("/usr/local/cuda")
 COMPILE_SECONDS = 600  # a bound for one source file on a machine under heavy load
 
+_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 # The "a" target has Hopper's own instructions (wgmma, setmaxnreg). ptxas reports registers and spills of every kernel.
 _TARGET = "-gencode=arch=compute_90a,code=sm_90a"
 _COMPILING = ("-O3", "-std=c++17", _TARGET, "-lineinfo", "-Xcompiler=-fPIC", "-Xptxas=-v")
@@ -58,8 +60,10 @@ def build(cache: Path = CACHE, homes: Sequence[Path] = (), sources: Path = SOURC
     once. Raises CudaUnavailable when a tool is missing or fails.
     """
     toolkit = find_toolkit(homes)
-    headers = _digest(*_COMPILING, toolkit.version, *sorted(sources.glob("*.h")), *sorted(sources.glob("*.cuh")))
-    units = {path: _digest(headers, path) for path in sorted((*sources.glob("*.cu"), *sources.glob("*.cpp")))}
+    units = {
+        path: _digest(*_COMPILING, toolkit.version, *sorted(_included(path)))
+        for path in sorted((*sources.glob("*.cu"), *sources.glob("*.cpp")))
+    }
     directory = cache.expanduser()
     library = directory / f"baton-{_digest(*_LINKING, str(toolkit.cublas_lt), *units.values())}.so"
     if library.exists():
@@ -92,6 +96,18 @@ def find_toolkit(homes: Sequence[Path] = ()) -> Toolkit:
         raise CudaUnavailable(f"CUDA kernels: no libcublasLt.so; looked in lib64 and lib of {home}, {looked}")
     nvcc = home / "bin" / "nvcc"
     return Toolkit(nvcc, _run([str(nvcc), "--version"]), cublas_lt)
+
+
+def _included(source: Path) -> set[Path]:
+    """``source`` and all it includes, directly or not, from its own folder."""
+    found: set[Path] = set()
+    waiting = [source]
+    while waiting:
+        path = waiting.pop()
+        if path not in found and path.is_file():
+            found.add(path)
+            waiting += [path.parent / name for name in _INCLUDE.findall(path.read_text())]
+    return found
 
 
 def _path_home() -> Iterator[Path]:
