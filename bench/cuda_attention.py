@@ -51,7 +51,7 @@ class Bench:
         print(f"decode {name} {str(kv_dtype).removeprefix('torch.')}: us a layer (TB/s)")
         for rows, length in BATCHES:
             layer_bytes = rows * length * kv_heads * dim * 2 * kv_dtype.itemsize
-            layers = max(2, min(32, -(-CACHE_BYTES // layer_bytes)))
+            layers = max(4, min(80, -(-CACHE_BYTES // layer_bytes)))
             shape = AttentionShape(layers, heads, kv_heads, dim, BLOCK, dim**-0.5, kv_dtype=kv_dtype)
             print(f"  B{rows} x {length}:", ", ".join(self._decode_row(shape, rows, length, layer_bytes, backends)))
 

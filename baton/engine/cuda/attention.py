@@ -73,6 +73,11 @@ def prefill_kernel(shape: AttentionShape) -> Kernel:
     return Kernel.FA3 if shape.kv_dtype == torch.bfloat16 else Kernel.FA3_FP8
 
 
+def engine_kernels(shape: AttentionShape) -> set[Kernel]:
+    """All FlashInfer kernels that an engine of this shape loads, for ``compile_kernels``."""
+    return decode_kernels(decode_backend(shape)) | {prefill_kernel(shape)}
+
+
 class DecodeAttention:
     """Attention of the last token of each of ``rows`` sequences; made once per captured batch size.
 

@@ -38,6 +38,8 @@ def compile_kernels(shape: AttentionShape, kernels: set[Kernel]) -> None:
 
     Takes a minute or two when the cache is empty. Raises CudaUnavailable as ``load_kernel`` does.
     """
+    if not kernels:
+        return
     with _unavailable_without_flashinfer():
         from flashinfer.jit.core import build_jit_specs  # pyright: ignore[reportMissingImports]
 
