@@ -1,9 +1,9 @@
 // Decode attention over a paged KV pool: one query row per sequence, grouped query heads, bf16 or e4m3 keys and values.
 //
-// The KV of all (row, KV head) pairs, laid end to end in pieces of 16 tokens, is cut into equal shares, one per block of
-// threads, wherever the cuts fall. So every multiprocessor reads the same number of bytes whatever the lengths, and the
-// host plans nothing: the page table's own prefix sum says where a share begins. A pair that several blocks share is
-// put together by the block that finishes last, in the order of the shares, so that a result does not depend on timing.
+// The KV of all (row, KV head) pairs, laid end to end in pieces of 16 tokens, is cut into equal shares, one per block
+// of threads, wherever the cuts fall. So every multiprocessor reads the same number of bytes whatever the lengths, and
+// the host plans nothing: the page table's own prefix sum says where a share begins. A pair that several blocks share is
+// put together by the block that finishes last, in the order of the shares, so that no result depends on timing.
 //
 // Inside a block each warp takes every fourth piece, with its own pipeline of asynchronous copies; warps meet only at
 // the end of a pair. Scores and sums run on the tensor cores (m16n8k16), with the group's heads as rows of the tile.
@@ -69,7 +69,8 @@ __device__ __forceinline__ void finish(const DecodeArguments& arguments, const S
 #pragma unroll
     for (int warp = 0; warp < WARPS; ++warp) {
       const float* from = sums + warp * stride;
-      merged.add(reinterpret_cast<const float4*>(from)[index], reinterpret_cast<const float2*>(from + group * DIM)[head]);
+      merged.add(reinterpret_cast<const float4*>(from)[index],
+                 reinterpret_cast<const float2*>(from + group * DIM)[head]);
     }
     if (whole) {
       write_result(arguments, pair, index, merged, DIM);
@@ -96,7 +97,8 @@ __device__ __forceinline__ void finish(const DecodeArguments& arguments, const S
 // ------------------------------------------------------------------------------------------------------------- kernel
 
 template <typename Kv, int DIM>
-__global__ void __launch_bounds__(THREADS, 2) decode_attention_kernel(const __grid_constant__ DecodeArguments arguments) {
+__global__ void __launch_bounds__(THREADS, 2)
+    decode_attention_kernel(const __grid_constant__ DecodeArguments arguments) {
   using L = Layout<Kv, DIM>;
   extern __shared__ __align__(128) uint8_t shared[];
   release_successor();
@@ -156,7 +158,8 @@ cudaError_t prepare(int group, int* blocks) {
   const auto kernel = decode_attention_kernel<Kv, DIM>;
   cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (status == cudaSuccess) {
-    status = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+    status =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
   }
   if (status == cudaSuccess) status = cudaGetDevice(&device);
   if (status == cudaSuccess) {

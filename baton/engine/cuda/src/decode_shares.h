@@ -102,7 +102,7 @@ __device__ __forceinline__ Pair pair_after(const DecodeArguments& arguments, con
                                             : pair_at(arguments, pair.row + 1, 0);
 }
 
-// All pieces in shares of one size, the last one perhaps smaller: fewer shares than blocks when there is little to read.
+// Pieces in shares of one size, the last one perhaps smaller: fewer shares than blocks when there is little to read.
 struct Shares {
   int pieces;
   int size;

@@ -1,4 +1,4 @@
-// Decode attention's arithmetic: one warp's running softmax over its pieces, and how parts of a result are put together.
+// Decode attention's arithmetic: one warp's running softmax over its pieces, and how parts of a result come together.
 #pragma once
 
 #include <math.h>
