@@ -2,8 +2,8 @@
 //
 // The KV of all (row, KV head) pairs, laid end to end in pieces of 16 tokens, is cut into equal shares, one per block
 // of threads, wherever the cuts fall. So every multiprocessor reads the same number of bytes whatever the lengths, and
-// the host plans nothing: the page table's own prefix sum says where a share begins. A pair that several blocks share is
-// put together by the block that finishes last, in the order of the shares, so that no result depends on timing.
+// the host plans nothing: the page table's own prefix sum says where a share begins. A pair that several blocks share
+// is put together by the block that finishes last, in the order of the shares, so that no result depends on timing.
 //
 // Inside a block each warp takes every fourth piece, with its own pipeline of asynchronous copies; warps meet only at
 // the end of a pair. Scores and sums run on the tensor cores (m16n8k16), with the group's heads as rows of the tile.
