@@ -1,0 +1,321 @@
+// Finds the smallest logit that top-k and top-p keep, by counting and weighing, without sorting.
+//
+// One pass counts the logits of each of many narrow buckets below the largest; the threshold's bucket and its
+// neighbours are then listed, some two thousand candidates at most, with the exact weight of all that lies above them,
+// and the threshold is found bit by bit in the list. The buckets only say where to look: the result is exact, and all
+// blocks of the group find the same. Only a bucket too full to be listed costs further passes over the row.
+#pragma once
+
+#include "sampling_row.h"
+
+namespace baton::sampling {
+
+constexpr int BUCKETS = 2048;
+constexpr int CANDIDATES = 2048;  // that can be listed
+constexpr int BUCKETS_PER_THREAD = BUCKETS / THREADS;
+constexpr int CANDIDATES_PER_THREAD = CANDIDATES / THREADS;
+
+struct FilterMemory {
+  uint32_t listed;                 // by this block
+  uint32_t own_list[CANDIDATES];   // of this block, as keys
+  uint32_t up_to[BUCKETS];         // logits of the row in this bucket and those above
+  union {
+    uint32_t histogram[BUCKETS];   // of this block; read last before the first list is made
+    uint32_t list[CANDIDATES];     // of all blocks
+  };
+  int crossing;
+};
+
+// Neighbouring buckets, and the weights around them.
+struct Window {
+  int first, last;
+  uint64_t above, inside, total;
+};
+
+// Three sums taken together.
+struct Weights {
+  uint64_t above, inside, total;
+  __device__ Weights operator+(const Weights &other) const {
+    return {above + other.above, inside + other.inside, total + other.total};
+  }
+};
+
+// The bits that are set in some key, and those that are clear in some key.
+struct KeyBits {
+  uint32_t set, clear;
+};
+
+struct Union {
+  __device__ KeyBits operator()(const KeyBits &a, const KeyBits &b) const {
+    return {a.set | b.set, a.clear | b.clear};
+  }
+};
+
+enum class Measure { COUNT, WEIGHT };
+
+template <typename Row>
+class Filter {
+ public:
+  // `lowest` is at most the smallest logit.
+  __device__ Filter(Group &group, FilterMemory &memory, const Row &row, const Weigh &weigh, float lowest, float span)
+      : group_(group), memory_(memory), row_(row), weigh_(weigh) {
+    const float range = fminf(__fsub_rn(weigh.largest, lowest), span);
+    scale_ = range > 0.0f ? fminf(__fdiv_rn(BUCKETS - 0.5f, range), 3e38f) : 0.0f;
+    count_buckets();
+  }
+
+  // The smallest logit kept by top-k, then top-p; -infinity: all are. Ties with the last one kept stay in.
+  __device__ float threshold(int top_k, double top_p) {
+    float floor = -INFINITE;
+    if (top_k > 0 && static_cast<uint32_t>(top_k) < up_to(BUCKETS - 1)) floor = kth_largest(top_k);
+    return top_p < 1.0 ? nucleus_edge(floor, top_p) : floor;
+  }
+
+ private:
+  // ------------------------------------------------------------------------------------------------------- buckets
+
+  // 0 for the largest logit, rising as logits fall; BUCKETS or more, or NaN, for those without weight.
+  __device__ __forceinline__ float depth(float value) const {
+    return __fmul_rn(__fsub_rn(weigh_.largest, value), scale_);
+  }
+
+  __device__ uint32_t up_to(int bucket) const { return bucket < 0 ? 0 : memory_.up_to[bucket]; }
+
+  __device__ void count_buckets() {
+    for (int i = threadIdx.x; i < BUCKETS; i += THREADS) memory_.histogram[i] = 0;
+    __syncthreads();
+    row_.scan(group_, [this](int, float, float value) {
+      const float at = depth(value);
+      if (at < BUCKETS) atomicAdd(&memory_.histogram[static_cast<int>(at)], 1u);
+    });
+    group_.sync();
+    const int first = threadIdx.x * BUCKETS_PER_THREAD;
+    uint32_t counts[BUCKETS_PER_THREAD] = {};
+    for (int rank = 0; rank < group_.size(); ++rank) {
+      const uint32_t *histogram = group_.peer(&memory_.histogram[first], rank);
+#pragma unroll
+      for (int i = 0; i < BUCKETS_PER_THREAD; ++i) counts[i] += histogram[i];
+    }
+#pragma unroll
+    for (int i = 1; i < BUCKETS_PER_THREAD; ++i) counts[i] += counts[i - 1];
+    const uint32_t own = counts[BUCKETS_PER_THREAD - 1];
+    const uint32_t before = group_.scan_block(own) - own;
+#pragma unroll
+    for (int i = 0; i < BUCKETS_PER_THREAD; ++i) memory_.up_to[first + i] = before + counts[i];
+    __syncthreads();
+  }
+
+  // The first bucket that, with those above it, holds at least `count` logits.
+  __device__ int bucket_reaching(uint32_t count) const {
+    int first = 0;
+    for (int last = BUCKETS - 1; first < last;) {
+      const int middle = (first + last) / 2;
+      if (up_to(middle) < count) {
+        first = middle + 1;
+      } else {
+        last = middle;
+      }
+    }
+    return first;
+  }
+
+  // About where the weight from the top reaches `share` of that of the buckets to `last`: each logit counts as if it
+  // lay in the middle of its bucket.
+  __device__ int bucket_near(double share, int last) {
+    const int first = threadIdx.x * BUCKETS_PER_THREAD;
+    const float width = scale_ > 0.0f ? __fdiv_rn(weigh_.inverse_high, scale_) : 0.0f;
+    float weights[BUCKETS_PER_THREAD];
+    float own = 0.0f;
+    for (int i = 0; i < BUCKETS_PER_THREAD; ++i) {
+      const int bucket = first + i;
+      const uint32_t count = bucket <= last ? up_to(bucket) - up_to(bucket - 1) : 0;
+      weights[i] = count == 0 ? 0.0f : static_cast<float>(count) * expf(-width * (bucket + 0.5f));
+      own += weights[i];
+    }
+    const float reached = group_.scan_block(own);
+    const float whole = group_.reduce_block(own, Sum{});
+    const float wanted = static_cast<float>(share) * whole;
+    if (threadIdx.x == 0) memory_.crossing = last;
+    __syncthreads();
+    if (reached >= wanted) {
+      float sum = reached - own;
+      int i = 0;
+      for (; i < BUCKETS_PER_THREAD - 1; ++i) {
+        sum += weights[i];
+        if (sum >= wanted) break;
+      }
+      atomicMin(&memory_.crossing, first + i);
+    }
+    __syncthreads();
+    return memory_.crossing;
+  }
+
+  // The window that ends with `last` and begins as high as the list has room for.
+  __device__ Window window_to(int last) const {
+    const uint32_t count = up_to(last);
+    const int first = count <= CANDIDATES ? 0 : bucket_reaching(count - CANDIDATES) + 1;
+    return {min(first, last), last, 0, 0, 0};
+  }
+
+  // The window that begins with `first` and ends as low as the list has room for.
+  __device__ Window window_from(int first) const {
+    const uint32_t room = up_to(first - 1) + CANDIDATES;
+    int last = bucket_reaching(room + 1);
+    if (up_to(last) > room) --last;
+    return {first, max(first, last), 0, 0, 0};
+  }
+
+  __device__ bool is_listable(const Window &window) const {
+    return up_to(window.last) - up_to(window.first - 1) <= CANDIDATES;
+  }
+
+  // --------------------------------------------------------------------------------------------------------- passes
+
+  // Weighs the logits of at least `floor` around the window and, if they fit, lists those inside it.
+  __device__ void collect(Window &window, float floor) {
+    const bool listable = is_listable(window);
+    if (threadIdx.x == 0) memory_.listed = 0;
+    __syncthreads();
+    Weights weights{};
+    row_.scan(group_, [&](int, float, float value) {
+      const float at = depth(value);
+      if (!(at < BUCKETS) || value < floor) return;
+      const int bucket = static_cast<int>(at);
+      const uint64_t weight = weigh_(value);
+      weights.total += weight;
+      if (bucket < window.first) weights.above += weight;
+      if (bucket < window.first || bucket > window.last) return;
+      weights.inside += weight;
+      if (listable) memory_.own_list[atomicAdd(&memory_.listed, 1u)] = key_of(value);
+    });
+    weights = group_.reduce(weights, Sum{});
+    window.above = weights.above;
+    window.inside = weights.inside;
+    window.total = weights.total;
+    if (listable) merge_lists();
+  }
+
+  // Called behind a reduction, so all blocks have made their lists.
+  __device__ void merge_lists() {
+    uint32_t length = 0;
+    for (int rank = 0; rank < group_.size(); ++rank) {
+      const uint32_t listed = *group_.peer(&memory_.listed, rank);
+      const uint32_t *from = group_.peer(&memory_.own_list[0], rank);
+      for (uint32_t i = threadIdx.x; i < listed; i += THREADS) memory_.list[length + i] = from[i];
+      length += listed;
+    }
+    length_ = length;
+    group_.sync();
+  }
+
+  __device__ float kth_largest(uint32_t k) {
+    Window window = window_to(bucket_reaching(k));
+    collect(window, -INFINITE);
+    all_listed_ = window.first == 0 && is_listable(window);
+    return edge(window, -INFINITE, Measure::COUNT, k - up_to(window.first - 1));
+  }
+
+  __device__ float nucleus_edge(float floor, double top_p) {
+    if (all_listed_) {
+      const uint64_t total = measure_list(Measure::WEIGHT, key_of(floor));
+      return edge({0, 0, 0, total, total}, floor, Measure::WEIGHT, share_of(total, top_p));
+    }
+    const float lowest = depth(floor);
+    const int last = lowest < BUCKETS ? static_cast<int>(lowest) : BUCKETS - 1;
+    const int near = bucket_near(top_p, last);
+    const uint32_t margin = up_to(near) + CANDIDATES / 4;
+    Window window = window_to(min(last, up_to(last) <= margin ? last : max(near, bucket_reaching(margin + 1) - 1)));
+    if (window.first > near) window = window_to(near);
+    for (;;) {
+      collect(window, floor);
+      const uint64_t wanted = share_of(window.total, top_p);
+      if (wanted <= window.above) {
+        window = window_to(window.first - 1);
+      } else if (wanted > window.above + window.inside) {
+        window = window_from(window.last + 1);
+      } else {
+        return edge(window, floor, Measure::WEIGHT, wanted - window.above);
+      }
+    }
+  }
+
+  // The smallest whole weight that is at least `share` of `total`.
+  __device__ static uint64_t share_of(uint64_t total, double share) {
+    const uint64_t wanted = __double2ull_ru(share * __ull2double_rn(total));
+    return min(max(wanted, uint64_t{1}), total);
+  }
+
+  // ---------------------------------------------------------------------------------------------------- thresholds
+
+  // The largest logit of the window at which those not below it measure `wanted` or more.
+  __device__ float edge(const Window &window, float floor, Measure measure, uint64_t wanted) {
+    if (is_listable(window) || all_listed_) {
+      return descend(list_bits(), wanted, [&](uint32_t key) { return measure_list(measure, max(key, key_of(floor))); });
+    }
+    return descend(row_bits(window), wanted,
+                   [&](uint32_t key) { return measure_row(measure, window, fmaxf(value_of(key), floor)); });
+  }
+
+  // Decides the bits in which the keys differ, from the highest; `at_least(key)` measures the keys from `key` up.
+  template <typename AtLeast>
+  __device__ float descend(const KeyBits &bits, uint64_t wanted, AtLeast at_least) {
+    uint32_t key = ~bits.clear;
+    for (uint32_t open = bits.set & bits.clear; open != 0;) {
+      const uint32_t bit = 0x80000000u >> __clz(open);
+      open ^= bit;
+      if (at_least(key | bit) >= wanted) key |= bit;
+    }
+    return value_of(key);
+  }
+
+  __device__ KeyBits list_bits() {
+    KeyBits bits{0, 0};
+    for (uint32_t i = threadIdx.x; i < length_; i += THREADS) {
+      bits.set |= memory_.list[i];
+      bits.clear |= ~memory_.list[i];
+    }
+    return group_.reduce_block(bits, Union{});
+  }
+
+  __device__ uint64_t measure_list(Measure measure, uint32_t lowest) {
+    uint64_t sum = 0;
+    for (uint32_t i = threadIdx.x; i < length_; i += THREADS) {
+      const uint32_t key = memory_.list[i];
+      if (key >= lowest) sum += measure == Measure::COUNT ? 1 : weigh_(value_of(key));
+    }
+    return group_.reduce_block(sum, Sum{});
+  }
+
+  __device__ __forceinline__ bool is_inside(const Window &window, float value) const {
+    const float at = depth(value);
+    return at < BUCKETS && static_cast<int>(at) >= window.first && static_cast<int>(at) <= window.last;
+  }
+
+  __device__ KeyBits row_bits(const Window &window) {
+    KeyBits bits{0, 0};
+    row_.template scan<1>(group_, [&](int, float, float value) {
+      if (!is_inside(window, value)) return;
+      bits.set |= key_of(value);
+      bits.clear |= ~key_of(value);
+    });
+    return group_.reduce(bits, Union{});
+  }
+
+  __device__ uint64_t measure_row(Measure measure, const Window &window, float lowest) {
+    uint64_t sum = 0;
+    row_.template scan<1>(group_, [&](int, float, float value) {
+      if (value >= lowest && is_inside(window, value)) sum += measure == Measure::COUNT ? 1 : weigh_(value);
+    });
+    return group_.reduce(sum, Sum{});
+  }
+
+  Group &group_;
+  FilterMemory &memory_;
+  const Row &row_;
+  const Weigh &weigh_;
+  float scale_;
+  uint32_t length_ = 0;
+  bool all_listed_ = false;
+};
+
+}  // namespace baton::sampling
