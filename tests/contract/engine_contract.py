@@ -8,81 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import time
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, suppress
 from typing import ClassVar
 
 import pytest
 
-from baton.core.api import EngineApi, PrefillRun, Reservation
 from baton.core.errors import Expired, InvalidRequest, Overloaded, TransferRejected
-from baton.core.types import FinishReason, FirstToken, Sampling, StopRules, TokenChunk, TokenRequest
+from baton.core.types import FinishReason, Sampling, StopRules, TokenChunk
 from baton.engine.client import EngineClient
 from baton.engine.config import EngineConfig
+from tests.contract.engine_driving import (
+    answer,
+    assert_idle,
+    drain,
+    prompt,
+    request,
+    ship,
+    task,
+    tokens_of,
+    until,
+)
 
-PATIENCE = 60.0  # seconds within which anything that happens at all has happened
 SAMPLED = Sampling(temperature=0.8, top_k=40, seed=7, repetition_penalty=1.2, frequency_penalty=0.1)
-
-
-def prompt(length: int, salt: int = 0) -> tuple[int, ...]:
-    return tuple(3 + (i * i + 31 * i + 97 * salt) % 370 for i in range(length))
-
-
-def request(tokens: tuple[int, ...], max_tokens: int = 6, **fields: object) -> TokenRequest:
-    fields.setdefault("stop", StopRules(max_tokens=max_tokens, ignore_eos=True))
-    return TokenRequest("r", tokens, **fields)  # type: ignore[arg-type]
-
-
-async def drain(reservation: Reservation, first: FirstToken | None = None) -> list[TokenChunk]:
-    async with aclosing(reservation.decode(first)) as chunks:  # type: ignore[type-var]
-        return [chunk async for chunk in chunks]
-
-
-async def answer(engine: EngineApi, wanted: TokenRequest) -> list[TokenChunk]:
-    async with engine.reserve(wanted) as reservation:
-        return await drain(reservation)
-
-
-def tokens_of(chunks: list[TokenChunk]) -> list[int]:
-    return [token for chunk in chunks for token in chunk.token_ids]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        await asyncio.sleep(0.002)
-
-
-async def assert_idle(engine: EngineApi) -> None:
-    """Nothing is held, queued or running, and no block is lost."""
-    await until(lambda: (engine.stats.held_blocks, engine.stats.waiting, engine.stats.running) == (0, 0, 0))
-    stats = engine.stats
-    assert stats.free_blocks + stats.cached_blocks == stats.total_blocks
-
-
-async def ship(run: PrefillRun, reservation: Reservation, block_size: int) -> FirstToken:
-    """Copy every block that the receiver lacks, as they fill."""
-    skip = reservation.cached_tokens // block_size
-    async with aclosing(run.filled()) as filled:  # type: ignore[type-var]
-        async for blocks in filled:
-            begin, end = max(blocks.first_block, skip), blocks.first_block + blocks.block_count
-            if begin < end:
-                await reservation.write_blocks(begin, await run.read_blocks(begin, end - begin))
-    return await run.first_token()
-
-
-@asynccontextmanager
-async def task(work: Awaitable[object]):  # type: ignore[no-untyped-def]
-    """A task that is cancelled and awaited at the end."""
-    running = asyncio.ensure_future(work)
-    try:
-        yield running
-    finally:
-        running.cancel()
-        with suppress(asyncio.CancelledError):
-            await running
 
 
 class EngineContract:
@@ -120,8 +68,8 @@ class EngineContract:
 
     def test_a_request_that_starts_by_itself_ends_with_its_reservation(self) -> None:
         async def scenario(engine: EngineClient) -> None:
-            async with engine.reserve(request(prompt(5), 40), 5):
-                await until(lambda: engine.stats.running == 1)
+            async with engine.reserve(request(prompt(5), 200), 5):
+                await until(lambda: engine.stats.tokens_generated > 0)
 
         self.run(scenario)
 

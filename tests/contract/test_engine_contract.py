@@ -10,7 +10,8 @@ from baton.core.errors import CorruptTransfer
 from baton.engine.client import EngineClient, spawn_engine, threaded_engine
 from baton.engine.config import EngineConfig
 from baton.engine.process import fake_runner
-from tests.contract.engine_contract import EngineContract, answer, assert_idle, drain, prompt, request, tokens_of
+from tests.contract.engine_contract import EngineContract
+from tests.contract.engine_driving import answer, assert_idle, drain, prompt, request, tokens_of
 
 
 class FakeContract(EngineContract):

@@ -11,7 +11,7 @@ from baton.core.types import StopRules, TokenRequest
 from baton.engine.client import EngineClient, spawn_engine, threaded_engine
 from baton.engine.config import EngineConfig
 from baton.engine.load import build_runner
-from tests.contract.engine_contract import answer, assert_idle
+from tests.contract.engine_driving import answer, assert_idle
 from tests.goldens import DATA, TINY, Golden, read_goldens
 from tests.real_engines import real_config, request, together
 
