@@ -5,7 +5,7 @@
 // 8-column one): lane (g, t) of a warp holds 16 bytes of weight row g. The order of k inside a product is free, so the
 // bytes that a lane loads are used as they lie, with x read in the same order. Weights do not depend on the kernel
 // before, so the first of them are under way before this kernel waits for it.
-#include "common.h"
+#include "gemv.h"
 
 namespace baton {
 namespace {
@@ -15,7 +15,6 @@ using fp8 = __nv_fp8_e4m3;
 
 constexpr int MAX_ROWS = 16;
 constexpr int TILE = 8;         // weight rows of one fragment
-constexpr int LOAD_BYTES = 16;  // what one lane loads at a time
 constexpr int STEP_BYTES = 64;  // what the four lanes of a weight row load at a time
 constexpr int MAX_SHARED = 227 * 1024;
 
@@ -65,40 +64,6 @@ __host__ __device__ Cut cut(int k) {
   return {slice, batches, (bytes + 127) / 128 * 128 + Layout<Weight>::SKEW_BYTES};
 }
 
-// ------------------------------------------------------------------------------------------------------------ memory
-
-// 16 bytes of weights, or zeros: read once, so they pass by the L1 cache.
-__device__ __forceinline__ uint4 load_weights(const char *address, bool inside) {
-  uint4 value;
-  asm volatile(
-      "{\n .reg .pred p;\n setp.ne.b32 p, %5, 0;\n"
-      " mov.b32 %0, 0;\n mov.b32 %1, 0;\n mov.b32 %2, 0;\n mov.b32 %3, 0;\n"
-      " @p ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];\n}\n"
-      : "=&r"(value.x), "=&r"(value.y), "=&r"(value.z), "=&r"(value.w)
-      : "l"(address), "r"(static_cast<int>(inside)));
-  return value;
-}
-
-// Copies 16 bytes to shared memory past the L1 cache (the kernel before may have written them), or fills in zeros.
-__device__ __forceinline__ void copy_async(char *shared, const void *global, bool inside) {
-  const unsigned target = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(target), "l"(global), "r"(inside ? 16 : 0)
-               : "memory");
-}
-
-__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;\n" ::: "memory"); }
-
-__device__ __forceinline__ float2 widen(unsigned pair) {
-  return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
-}
-
-__device__ __forceinline__ float round_bf16(float value) { return __bfloat162float(__float2bfloat16_rn(value)); }
-
-__device__ __forceinline__ unsigned narrow(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const unsigned *>(&pair);
-}
-
 // ------------------------------------------------------------------------------------------------------------- rows
 
 __device__ __forceinline__ float squares(uint4 v) {
@@ -145,22 +110,6 @@ __device__ void normalise(const Product &p, char *x, int pitch, const char *gain
 }
 
 // ---------------------------------------------------------------------------------------------------------- products
-
-__device__ __forceinline__ void mma(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0,
-                                    unsigned b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-// Two e4m3 values, each in the upper byte of its half, as bf16, exactly: the exponent and mantissa bits are those of a
-// bf16 that is 2^120 times too small.
-__device__ __forceinline__ unsigned e4m3_to_bf16(unsigned spread) {
-  const unsigned bits = (spread & 0x80008000u) | ((spread >> 4) & 0x07f007f0u);
-  const __nv_bfloat162 scale = __halves2bfloat162(__ushort_as_bfloat16(0x7b80), __ushort_as_bfloat16(0x7b80));
-  const __nv_bfloat162 value = __hmul2(*reinterpret_cast<const __nv_bfloat162 *>(&bits), scale);
-  return *reinterpret_cast<const unsigned *>(&value);
-}
 
 // The rows g and g + 8 of x as one lane of the 16-row operand; rows that are not there are zeros.
 struct Rows {
