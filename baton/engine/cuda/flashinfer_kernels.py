@@ -19,6 +19,7 @@ import torch
 from baton.engine.cuda.attention_shape import AttentionShape
 from baton.engine.cuda.build import CudaUnavailable
 
+VERSION = "0.6.13"  # whose modules' arguments these are; others differ in order and number
 HND = 1  # the layout code of [blocks, kv_heads, block_size, head_dim]
 NON_CAUSAL, CAUSAL = 0, 1
 CUDA_CORE_GROUPS = (1, 2, 3, 4, 8)  # query heads per KV head that the CUDA-core kernel is compiled for
@@ -56,6 +57,10 @@ def load_kernel(shape: AttentionShape, kernel: Kernel) -> Any:
 
 
 def _specification(shape: AttentionShape, kernel: Kernel) -> Any:
+    from flashinfer import __version__  # pyright: ignore[reportMissingImports]
+
+    if __version__ != VERSION:
+        raise CudaUnavailable(f"flashinfer-python: must be {VERSION}, got {__version__}")
     from flashinfer.jit.attention import (  # pyright: ignore[reportMissingImports]
         gen_batch_decode_module,
         gen_batch_prefill_module,
