@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 import torch
@@ -103,7 +104,7 @@ def test_a_lone_possible_token_is_drawn(library: CudaLibrary, vocab: int, sampli
 
 
 def random_sampling(rng: random.Random, vocab: int) -> Sampling:
-    options = {
+    options: dict[str, list[Any]] = {
         "top_k": [1, 2, 40, 1000, 3000, vocab, 10 * vocab],
         "top_p": [1e-9, 0.1, 0.5, 0.9, 0.95, 0.999, 0.999999],
         "min_p": [0.001, 0.05, 0.5, 1.0],
