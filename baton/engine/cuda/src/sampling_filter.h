@@ -67,8 +67,13 @@ class Filter {
   // The smallest logit kept by top-k, then top-p; -infinity: all are. Ties with the last one kept stay in.
   __device__ float threshold(int top_k, double top_p) {
     float floor = -INFINITE;
-    if (top_k > 0 && static_cast<uint32_t>(top_k) < up_to(BUCKETS - 1)) floor = kth_largest(top_k);
-    return top_p < 1.0 ? nucleus_edge(floor, top_p) : floor;
+#pragma unroll 1
+    for (int turn = 0; turn < 2; ++turn) {  // a loop, so that there is one copy of the code
+      const Measure measure = turn == 0 ? Measure::COUNT : Measure::WEIGHT;
+      const bool cuts = turn == 0 ? top_k > 0 && static_cast<uint32_t>(top_k) < up_to(BUCKETS - 1) : top_p < 1.0;
+      if (cuts) floor = cut(measure, floor, top_k, top_p);
+    }
+    return floor;
   }
 
  private:
@@ -208,35 +213,37 @@ class Filter {
     group_.sync();
   }
 
-  __device__ float kth_largest(uint32_t k) {
-    Window window = window_to(bucket_reaching(k));
-    collect(window, -INFINITE);
-    all_listed_ = window.first == 0 && is_listable(window);
-    return edge(window, -INFINITE, Measure::COUNT, k - up_to(window.first - 1));
+  // The largest logit of at least `floor` at which those not below it are `top_k`, or weigh `top_p` of all from `floor`.
+  __device__ float cut(Measure measure, float floor, int top_k, double top_p) {
+    const bool counts = measure == Measure::COUNT;
+    Window window = counts ? window_to(bucket_reaching(top_k)) : nucleus_window(floor, top_p);
+    if (all_listed_) window.inside = window.total = measure_list(Measure::WEIGHT, key_of(floor));
+    for (;;) {
+      if (!all_listed_) collect(window, floor);
+      const uint64_t above = counts ? up_to(window.first - 1) : window.above;
+      const uint64_t inside = counts ? up_to(window.last) - above : window.inside;
+      const uint64_t wanted = counts ? top_k : share_of(window.total, top_p);
+      if (wanted <= above) {
+        window = window_to(window.first - 1);
+      } else if (wanted > above + inside) {
+        window = window_from(window.last + 1);
+      } else {
+        all_listed_ = all_listed_ || (counts && window.first == 0 && is_listable(window));
+        return edge(window, floor, measure, wanted - above);
+      }
+    }
   }
 
-  __device__ float nucleus_edge(float floor, double top_p) {
-    if (all_listed_) {
-      const uint64_t total = measure_list(Measure::WEIGHT, key_of(floor));
-      return edge({0, 0, 0, total, total}, floor, Measure::WEIGHT, share_of(total, top_p));
-    }
+  // Where the nucleus probably ends: a fourth of the list for what lies below, the rest for what lies above.
+  __device__ Window nucleus_window(float floor, double top_p) {
+    if (all_listed_) return {0, 0, 0, 0, 0};
     const float lowest = depth(floor);
     const int last = lowest < BUCKETS ? static_cast<int>(lowest) : BUCKETS - 1;
     const int near = bucket_near(top_p, last);
     const uint32_t margin = up_to(near) + CANDIDATES / 4;
-    Window window = window_to(min(last, up_to(last) <= margin ? last : max(near, bucket_reaching(margin + 1) - 1)));
-    if (window.first > near) window = window_to(near);
-    for (;;) {
-      collect(window, floor);
-      const uint64_t wanted = share_of(window.total, top_p);
-      if (wanted <= window.above) {
-        window = window_to(window.first - 1);
-      } else if (wanted > window.above + window.inside) {
-        window = window_from(window.last + 1);
-      } else {
-        return edge(window, floor, Measure::WEIGHT, wanted - window.above);
-      }
-    }
+    const int below = up_to(last) <= margin ? last : max(near, bucket_reaching(margin + 1) - 1);
+    const Window window = window_to(min(last, below));
+    return window.first > near ? window_to(near) : window;
   }
 
   // The smallest whole weight that is at least `share` of `total`.
