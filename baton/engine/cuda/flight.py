@@ -19,18 +19,14 @@ from baton.engine.runner import Part, PartDetail, StepResult
 class Slot:
     """Where one step's tokens and flags arrive; free again once its flight has landed."""
 
-    def __init__(self, drawn: torch.Tensor, flags: torch.Tensor) -> None:
-        """``drawn`` int32 [rows] on the device; ``flags`` int32 [rows], not 0 where the logits were not finite."""
-        self._rows = len(drawn)
-        self._tokens = Readback(drawn)
-        self._flags = Readback(flags)
+    def __init__(self, results: torch.Tensor) -> None:
+        """``results`` int32 [2, rows] on the device: the drawn tokens, and not 0 where the logits were not finite."""
+        self._copy = Readback(results)
         self._done = torch.cuda.Event()
 
-    def queue(self, rows: int) -> None:
-        """Queue the copies of the first ``rows`` rows on torch's current stream, behind all that the step needs."""
-        if rows:
-            self._tokens.queue(rows)
-            self._flags.queue(rows)
+    def queue(self) -> None:
+        """Queue the copy of the results on torch's current stream, behind all that the step needs."""
+        self._copy.queue()
         self._done.record()
 
     def wait(self) -> None:
@@ -39,11 +35,11 @@ class Slot:
 
     def tokens(self, rows: Ints) -> list[int]:
         """The tokens of ``rows``; anything for row -1."""
-        return self._tokens.read(self._rows)[rows].tolist()
+        return self._copy.values[0][rows].tolist()
 
     def unsound(self, rows: Ints, used: int) -> list[int]:
         """Indices into ``rows`` of those that were not finite, of the first ``used`` rows; row -1 never is."""
-        flags = self._flags.read(self._rows)
+        flags = self._copy.values[1]
         if not flags[:used].any():
             return []
         return np.flatnonzero((flags[rows] != 0) & (rows >= 0)).tolist()

@@ -100,11 +100,10 @@ class _Assembly:
         self.device = device
         self._library = library
         rows = _most_rows(config)
-        self._drawn = torch.zeros(rows, dtype=torch.int32, device=device)
-        self._flags = torch.zeros(rows, dtype=torch.int32, device=device)
+        self._results = torch.zeros(2, rows, dtype=torch.int32, device=device)
         self._sampler = DeviceSampler(library, spec.vocab_size, rows, device)
         self._decoder = CudaDecoder(
-            spec, weights, Kernels(library, device), gemm, DecoderLimits(config.max_step_tokens, rows), self._drawn
+            spec, weights, Kernels(library, device), gemm, DecoderLimits(config.max_step_tokens, rows), self._results[0]
         )
         self._attention = AttentionShape.of(spec, config.block_size)
         self._workspace = allocate_workspace(device)
@@ -134,9 +133,7 @@ class _Assembly:
             steps[bucket] = DecodeStep(self._decoder, pool, buffer.arrays, attention)
         _capture(steps, batch, buffer, layout)
         prefill = PrefillAttention(self._attention, shape.tokens, pool, self._workspace)
-        machinery = Machinery(
-            self._decoder, steps, prefill, self._sampler, layout, buffer, batch, pool, self._drawn, self._flags
-        )
+        machinery = Machinery(self._decoder, steps, prefill, self._sampler, layout, buffer, batch, pool, self._results)
         return CudaRunner(machinery, self.card, resources)
 
 

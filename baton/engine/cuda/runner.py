@@ -44,8 +44,7 @@ class Machinery:
     buffer: StepBuffer
     batch: Batch
     pool: torch.Tensor  # its last block is the one that padding attends to
-    drawn: torch.Tensor  # int32 [rows]
-    flags: torch.Tensor  # [rows], not 0 where the logits were not finite
+    results: torch.Tensor  # int32 [2, rows]: the drawn tokens, and not 0 where the logits were not finite
 
 
 class CudaRunner:
@@ -56,7 +55,7 @@ class CudaRunner:
         self._resources = resources
         self._machinery = machinery
         self._card = card
-        self._slots = [Slot(machinery.drawn, machinery.flags) for _ in range(STEPS_AHEAD + 1)]
+        self._slots = [Slot(machinery.results) for _ in range(STEPS_AHEAD + 1)]
         self._flights: deque[Flight] = deque()
         self._launches = 0
         self._steps = torch.cuda.Stream()
@@ -93,7 +92,7 @@ class CudaRunner:
                     drawn = self._draw(parts, packed, m.decoder.logits(hidden), m.buffer.arrays.logit_positions)
             else:
                 drawn = self._draw(parts, packed, self._launch_rows(packed, staged), m.buffer.arrays.row_positions)
-            slot.queue(packed.logits)
+            slot.queue()
         self._flights.append(Flight(slot, parts, packed, drawn, prompts, refused))
 
     def collect(self) -> StepResult:
@@ -207,13 +206,14 @@ class CudaRunner:
     ) -> DrawnScores | None:
         """Draw from the first rows of ``logits``, and score what was drawn for the parts that ask."""
         m = self._machinery
-        m.sampler.sample(logits, positions, packed.logits, m.drawn, m.flags)
+        drawn, flags = m.results
+        m.sampler.sample(logits, positions, packed.logits, drawn, flags)
         asking = [index for index, part in enumerate(parts) if alternatives(part) is not None]
         if not asking:
             return None
         rows = indices(packed.logit_row[asking].tolist(), logits.device)
         most = max(alternatives(parts[index]) or 0 for index in asking)
-        return DrawnScores(asking, queue_scores(logits, rows, m.drawn[rows], most))
+        return DrawnScores(asking, queue_scores(logits, rows, drawn[rows], most))
 
 
 def _chunk_table(arrays: StepArrays[Any], packed: PackedBatch) -> ChunkTable[Any]:

@@ -42,12 +42,9 @@ class Readback:
     def __init__(self, source: torch.Tensor) -> None:
         self._source = source
         self._host = torch.zeros(source.shape, dtype=source.dtype, pin_memory=True)
-        self._view: NDArray[Any] = self._host.numpy()
+        self.values: NDArray[Any] = self._host.numpy()
+        """What ``queue`` copied, once an event recorded after it has passed."""
 
-    def queue(self, rows: int) -> None:
-        """Queue the copy of the first ``rows`` elements on torch's current stream."""
-        self._host[:rows].copy_(self._source[:rows], non_blocking=True)
-
-    def read(self, rows: int) -> NDArray[Any]:
-        """The first ``rows`` elements, once an event recorded after ``queue`` has passed."""
-        return self._view[:rows]
+    def queue(self) -> None:
+        """Queue the copy on torch's current stream."""
+        self._host.copy_(self._source, non_blocking=True)
