@@ -109,6 +109,20 @@ __device__ void normalise(const Product &p, char *x, int pitch, const char *gain
   }
 }
 
+// Brings x to shared memory, normalised where there is a gain, with zeros up to the pitch.
+template <int THREADS>
+__device__ __forceinline__ void stage_rows(const Product &p, char *x, int pitch, const char *gain,
+                                           float (*partial)[THREADS / WARP]) {
+  for (int row = 0; row < p.rows; ++row)
+    for (int v = threadIdx.x; v < pitch / LOAD_BYTES; v += THREADS) {
+      const bool inside = v * 8 < p.k;
+      copy_async(x + row * pitch + v * LOAD_BYTES, p.x + (inside ? static_cast<size_t>(row) * p.k + v * 8 : 0), inside);
+    }
+  wait_for_copies();
+  if (p.gain != nullptr) normalise<THREADS>(p, x, pitch, gain, partial);
+  __syncthreads();
+}
+
 // ---------------------------------------------------------------------------------------------------------- products
 
 // The rows g and g + 8 of x as one lane of the 16-row operand; rows that are not there are zeros.
@@ -187,9 +201,26 @@ __device__ __forceinline__ Addends load_addends(const Product &p, int row, int c
 }
 
 // A product is rounded to bf16, then the bias is added and the sum rounded.
-__device__ __forceinline__ float finish(const Product &p, float sum, float scale, float bias) {
+__device__ __forceinline__ float round_product(const Product &p, float sum, float scale, float bias) {
   const float product = round_bf16(sum * scale);
   return p.bias == nullptr ? product : round_bf16(product + bias);
+}
+
+// One output, before its last rounding, of a product and (with SILU_MUL) that of the up row that belongs to it.
+__device__ __forceinline__ float finish(const Product &p, float sum, float up, const Addends &a) {
+  const float value = round_product(p, sum, a.scale, a.bias);
+  if (p.epilogue == Epilogue::ADD) return value + a.prior;
+  if (p.epilogue == Epilogue::STORE) return value;
+  return round_bf16(value / (1.f + __expf(-value))) * round_product(p, up, a.up_scale, a.up_bias);
+}
+
+// The sum of one output over the warps that share k.
+template <int K_WARPS>
+__device__ __forceinline__ float add_up(const float (&sums)[K_WARPS][MAX_ROWS][TILE], int row, int g) {
+  float sum = 0.f;
+#pragma unroll
+  for (int w = 0; w < K_WARPS; ++w) sum += sums[w][row][g];
+  return sum;
 }
 
 template <typename Weight, int K_WARPS, int COLUMNS, int UNROLL, int MIN_BLOCKS>
@@ -229,13 +260,7 @@ __global__ void __launch_bounds__(K_WARPS *COLUMNS *WARP, MIN_BLOCKS) gemv_kerne
   release_successor();
   wait_for_predecessor();
 
-  for (int row = 0; row < p.rows; ++row)
-    for (int v = threadIdx.x; v < c.pitch / LOAD_BYTES; v += THREADS)
-      copy_async(shared + row * c.pitch + v * LOAD_BYTES, p.x + (v * 8 < p.k ? static_cast<size_t>(row) * p.k + v * 8 : 0),
-                 v * 8 < p.k);
-  wait_for_copies();
-  if (p.gain != nullptr) normalise<THREADS>(p, shared, c.pitch, gain, partial);
-  __syncthreads();
+  stage_rows<THREADS>(p, shared, c.pitch, gain, partial);
 
   const int lane_offset = t * VALUES * static_cast<int>(sizeof(bf16));
   const Rows x{shared + g * c.pitch + lane_offset, shared + (g + 8) * c.pitch + lane_offset, g < p.rows, g + 8 < p.rows};
@@ -261,16 +286,8 @@ __global__ void __launch_bounds__(K_WARPS *COLUMNS *WARP, MIN_BLOCKS) gemv_kerne
       *reinterpret_cast<float2 *>(&mine_sums[g + 8][2 * t]) = make_float2(even[2] + odd[2], even[3] + odd[3]);
     __syncthreads();
     if (mine) {
-      float sum = 0.f, up = 0.f;
-#pragma unroll
-      for (int w = 0; w < K_WARPS; ++w) sum += sums[buffer][out_column][w][out_row][out_g];
-      if (tiling.paired)
-#pragma unroll
-        for (int w = 0; w < K_WARPS; ++w) up += sums[buffer][(out_column + 1) % COLUMNS][w][out_row][out_g];
-      float value = finish(p, sum, addends.scale, addends.bias);
-      if (tiling.paired)
-        value = round_bf16(value / (1.f + __expf(-value))) * finish(p, up, addends.up_scale, addends.up_bias);
-      if (p.epilogue == Epilogue::ADD) value += addends.prior;
+      const float up = tiling.paired ? add_up(sums[buffer][(out_column + 1) % COLUMNS], out_row, out_g) : 0.f;
+      const float value = finish(p, add_up(sums[buffer][out_column], out_row, out_g), up, addends);
       p.out[static_cast<size_t>(out_row) * tiling.outputs() + output] = __float2bfloat16_rn(value);
     }
     buffer ^= 1, batch = 0, tile += stride;
