@@ -43,7 +43,10 @@ class Norm:
 
 
 class Gemv:
-    """Launches the kernels of ``src/gemv.cu`` on torch's current stream; no allocation, no synchronisation."""
+    """Launches the kernels of ``src/gemv.cu`` on torch's current stream; no allocation, no synchronisation.
+
+    With overlap the weights are read while the kernel before may still run: they must not be its output.
+    """
 
     def __init__(self, library: CudaLibrary, device: torch.device, overlap: Overlap = Overlap.YES) -> None:
         """Raises CudaUnavailable when ``device`` is no GPU or ``library`` lacks the kernels."""

@@ -27,7 +27,8 @@ class StreamKShape:
 class StreamK:
     """Launches the kernels of ``src/stream_k.cu`` on torch's current stream; no allocation, no synchronisation.
 
-    The workspace is one product's at a time: all calls must be on one stream, or in graphs that run on one.
+    With overlap the weights are read while the kernel before may still run: they must not be its output. The workspace
+    is one product's at a time: all calls must be on one stream, or in graphs that run on one.
     """
 
     def __init__(self, library: CudaLibrary, device: torch.device, overlap: Overlap = Overlap.YES) -> None:

@@ -11,6 +11,7 @@
 #include <cuda.h>
 
 #include "common.h"
+#include "shared_memory.h"
 #include "tma.h"
 #include "wgmma.h"
 
@@ -302,8 +303,7 @@ extern "C" int baton_stream_k_prepare(void **encode) {
   if (error != cudaSuccess) return error;
   if (found != cudaDriverEntryPointSuccess) return cudaErrorNotSupported;
   for (const Variant &v : VARIANTS) {
-    const cudaError_t refused =
-        cudaFuncSetAttribute(v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, v.shared_bytes);
+    const cudaError_t refused = allow_shared(v.kernel, v.shared_bytes);
     if (refused != cudaSuccess) return refused;
   }
   return cudaSuccess;
