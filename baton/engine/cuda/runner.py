@@ -155,10 +155,7 @@ class CudaRunner:
         """A step with chunks, or with logits of all rows: the normed rows to draw from, and prompt scores."""
         m, arrays = self._machinery, self._machinery.buffer.arrays
         m.buffer.upload(0, m.layout.block_ids_start + packed.blocks)
-        if packed.rows:
-            m.steps[packed.bucket].plan(staged.row_pages[: packed.bucket + 1])
-        if packed.chunks:
-            m.prefill.plan(_chunk_table(staged, packed), _chunk_table(arrays, packed))
+        self._plan_whole(packed, staged)
         count = packed.tokens
         rows = StepRows(
             arrays.token_ids[:count], arrays.sources[:count], arrays.positions[:count], arrays.slots[:count]
@@ -171,6 +168,14 @@ class CudaRunner:
         hidden = m.decoder.hidden(rows, m.pool, attend)
         prompts = [scored for index in asking for scored in self._score_prompt(index, parts[index], packed, hidden)]
         return hidden[wanted.to(torch.int64)], prompts
+
+    def _plan_whole(self, packed: PackedBatch, staged: StepArrays[Ints]) -> None:
+        """Cut up the attention of a step with chunks."""
+        m = self._machinery
+        if packed.rows:
+            m.steps[packed.bucket].plan(staged.row_pages[: packed.bucket + 1])
+        if packed.chunks:
+            m.prefill.plan(_chunk_table(staged, packed), _chunk_table(m.buffer.arrays, packed))
 
     def _attend_whole(self, packed: PackedBatch) -> Attend:
         """Attention of a step with chunks: the decode rows first, since their padding spills into the chunks' rows."""
