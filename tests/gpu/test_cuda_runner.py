@@ -81,35 +81,33 @@ def test_one_step_ahead_draws_what_lockstep_draws(runner: CudaRunner) -> None:
 
 
 def test_sequences_come_and_go_without_harm_to_the_others(runner: CudaRunner) -> None:
-    """Rows move when a neighbour leaves; tokens in flight and penalty counts go with them."""
-    made = sampled(lines([5, 16, 31, 47, 2, 9], VOCABULARY, seed=2))
-    prefill(runner, made)
-    alone: list[list[int]] = []
-    decode_ahead(runner, made, 4)
-    staying = [made[1], made[2], made[4]]
-    runner.launch([line.part(1) for line in made])
-    for gone in (made[0], made[3], made[5]):
-        runner.forget(gone.key)
-    runner.launch([line.part(1) for line in reversed(staying)])
-    for line, token_id in zip(made, runner.collect().token_ids, strict=True):
-        line.take(token_id)
-    for line, token_id in zip(reversed(staying), runner.collect().token_ids, strict=True):
-        line.take(token_id)
-    decode_ahead(runner, staying, 12)
-    forget(runner, made)
-    for index in (1, 2, 4):
-        again = sampled(lines([5, 16, 31, 47, 2, 9], VOCABULARY, seed=2, keys=500))
-        line = again[index]
-        _replay(runner, line, made[index].tokens)
-        alone.append(line.tokens)
-        forget(runner, again)
-    assert [line.tokens for line in staying] == alone
+    """Rows move when a neighbour leaves, tokens in flight and penalty counts with them: the steps are the same ones."""
+    answers: list[list[list[int]]] = []
+    for depth in (0, 1):
+        made = sampled(lines([5, 16, 31, 47, 2, 9], VOCABULARY, seed=2, keys=1000 * len(answers)))
+        staying = [made[1], made[2], made[4]]
+        late = lines([1], VOCABULARY, seed=12, keys=500 + len(answers))
+        late[0].blocks = list(range(100, 110))
+        prefill(runner, made)
+        batches = [made] * 3 + [list(reversed(staying))] * 4 + [[*late, *staying]] * 6
+        flights: list[list[Line]] = []
+        for batch in batches:
+            if batch is not made:
+                forget(runner, [made[0], made[3], made[5]])
+            runner.launch([line.part(1) for line in batch])
+            flights.append(batch)
+            if len(flights) > depth:
+                _land(runner, flights.pop(0))
+        while flights:
+            _land(runner, flights.pop(0))
+        forget(runner, [*made, *late])
+        answers.append([line.tokens for line in (*made, *late)])
+    assert answers[0] == answers[1]
 
 
-def _replay(runner: CudaRunner, line: Line, wanted: list[int]) -> None:
-    """Decode ``line`` alone to the length of ``wanted``."""
-    prefill(runner, [line])
-    decode_ahead(runner, [line], len(wanted) - len(line.tokens))
+def _land(runner: CudaRunner, batch: list[Line]) -> None:
+    for line, token_id in zip(batch, runner.collect().token_ids, strict=True):
+        line.take(token_id)
 
 
 def test_chunks_and_decoding_rows_share_steps_one_ahead(runner: CudaRunner) -> None:
