@@ -38,7 +38,7 @@ from bench.shapes import NAMED, Batch, DecodeStep, Shape, parse_shapes
 
 COMMAND = "baton bench offline"
 ENGINE = Section("engine", EngineConfig, device_defaults)
-WEIGHT_BYTES = {"float32": 4, "bfloat16": 2}
+WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "fp8": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,8 @@ def _roofline(plan: OfflinePlan, config: EngineConfig, card: ModelCard) -> Roofl
     if plan.peak is None or config.model == FAKE:
         return None
     kv_bytes = card.format.block_bytes / card.format.block_size
-    return Roofline(ModelWork(load_spec(config.model), WEIGHT_BYTES[config.dtype], kv_bytes), plan.peak)
+    weight_format = config.dtype if config.weight_format == "auto" else config.weight_format
+    return Roofline(ModelWork(load_spec(config.model), WEIGHT_BYTES[weight_format], kv_bytes), plan.peak)
 
 
 def headline(shape: Shape) -> str:

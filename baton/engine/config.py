@@ -27,6 +27,8 @@ class EngineConfig:
     model: str = "fake"
     served_name: str = ""
     dtype: str = "bfloat16"  # float32 | bfloat16
+    weight_format: str = "auto"  # auto, which is dtype, | fp8, on a GPU: e4m3 with a scale for every output channel
+    kv_format: str = "auto"  # auto, which is dtype, | fp8, on a GPU: e4m3, twice the tokens in the same memory
     device: str = "cpu"  # cpu | cuda
     backend: str = "auto"  # auto | native | torch | cuda
     threads: int = 2
@@ -50,6 +52,10 @@ class EngineConfig:
         self._require(self.backend in backends, "backend", f"must be {known} on {self.device}")
         if self.device == "cuda" and self.backend != "torch":
             self._require(self.dtype == "bfloat16", "dtype", "must be bfloat16 on cuda, except with backend torch")
+        for key in ("weight_format", "kv_format"):
+            self._require(getattr(self, key) in ("auto", "fp8"), key, "must be auto or fp8")
+            own_kernels = self.device == "cuda" and self.backend != "torch"
+            self._require(getattr(self, key) == "auto" or own_kernels, key, "must be auto except on backend cuda")
         self._require(0 < self.gpu_memory_share <= 1, "gpu_memory_share", "must be above 0 and at most 1")
         size = self.block_size
         self._require(

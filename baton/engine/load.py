@@ -37,7 +37,7 @@ def build_runner(config: EngineConfig) -> Runner:
     dtype, device = DTYPES[config.dtype], torch.device(config.device)
     torch.set_num_threads(config.threads)
     spec = load_spec(config.model)
-    layout = KvFormat(config.dtype, config.block_size, spec.layers, spec.kv_heads, spec.head_dim)
+    layout = KvFormat(_kv_dtype(config), config.block_size, spec.layers, spec.kv_heads, spec.head_dim)
     card = _card(config, spec, layout)
     if config.device == "cuda":
         return _on_gpu(config, spec, card, dtype)
@@ -89,6 +89,11 @@ def _decoder(config: EngineConfig, spec: DecoderSpec, weights: Weights, dtype: t
     return decoder
 
 
+def _kv_dtype(config: EngineConfig) -> str:
+    """torch's name of the pool's element type."""
+    return "float8_e4m3fn" if config.kv_format == "fp8" else config.dtype
+
+
 def _blocks(config: EngineConfig, layout: KvFormat) -> int:
     blocks = config.kv_blocks or (config.kv_cache_mb << 20) // layout.block_bytes
     if blocks < 1:
@@ -103,7 +108,7 @@ def _card(config: EngineConfig, spec: DecoderSpec, layout: KvFormat) -> ModelCar
         architecture=spec.architecture,
         context_length=spec.context_length,
         vocab_size=spec.vocab_size,
-        weights_hash=weights_hash(config.model, config.seed),
+        weights_hash=weights_hash(config.model, config.seed, config.weight_format),
         format=layout,
         eos_token_ids=spec.eos_token_ids,
     )

@@ -20,7 +20,7 @@ class KvFormat:
 
     @property
     def block_bytes(self) -> int:
-        width = {"float32": 4, "bfloat16": 2, "float16": 2, "fake": 1}[self.dtype]
+        width = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "fake": 1}[self.dtype]
         return self.layers * 2 * self.kv_heads * self.block_size * self.head_dim * width
 
     def __str__(self) -> str:

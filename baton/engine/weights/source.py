@@ -41,11 +41,12 @@ def preset_names() -> list[str]:
     return sorted(path.stem for path in _PRESETS.glob("*.json"))
 
 
-def weights_hash(model: str | Path, seed: int = 0) -> str:
+def weights_hash(model: str | Path, seed: int = 0, weight_format: str = "auto") -> str:
     """128 bits, in hex, that two workers must share before one may use the other's KV.
 
-    Covers every byte of the weight files and what the config says about the computation. A large
-    directory's hash is kept in a file inside it, if that can be written, while names, sizes and times stay the same.
+    Covers every byte of the weight files, what the config says about the computation, and the ``weight_format`` that
+    they are rounded to when they are loaded. A large directory's hash is kept in a file inside it, if that can be
+    written, while names, sizes and times stay the same.
     """
     digest = hashlib.blake2b(digest_size=16)
     digest.update(_spec_identity(load_spec(model)))
@@ -53,6 +54,8 @@ def weights_hash(model: str | Path, seed: int = 0) -> str:
         digest.update(b"random" + seed.to_bytes(8, "little", signed=True))
     else:
         digest.update(_content_hash(Path(model)).encode())
+    if weight_format != "auto":
+        digest.update(weight_format.encode())
     return digest.hexdigest()
 
 

@@ -25,6 +25,10 @@ from baton.engine.config import EngineConfig, device_defaults
         ("backend", "magic"),
         ("backend", "cuda"),
         ("device", "tpu"),
+        ("weight_format", "int4"),
+        ("weight_format", "fp8"),
+        ("kv_format", "int8"),
+        ("kv_format", "fp8"),
         ("gpu_memory_share", 0.0),
         ("gpu_memory_share", 1.5),
     ],
@@ -38,6 +42,13 @@ def test_a_setting_that_no_engine_can_run_with_is_named_with_its_value(key: str,
 def test_what_no_gpu_backend_computes_is_refused(key: str, value: str) -> None:
     with pytest.raises(ConfigError, match=rf"engine\.{key} must .* cuda.*, got {value!r}"):
         EngineConfig(device="cuda", **{key: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("key", ["weight_format", "kv_format"])
+def test_fp8_needs_the_kernels_of_the_gpu(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"engine\.{key} must be auto except on backend cuda, got 'fp8'"):
+        EngineConfig(device="cuda", backend="torch", **{key: "fp8"})  # type: ignore[arg-type]
+    assert getattr(EngineConfig(device="cuda", **{key: "fp8"}), key) == "fp8"  # type: ignore[arg-type]
 
 
 def test_the_reference_backend_runs_in_float32_on_a_gpu() -> None:

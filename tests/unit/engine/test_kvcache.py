@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.core.errors import ConfigError, CorruptTransfer
+from baton.core.types import KvFormat
 from baton.engine import kvcache
 from baton.engine.weights.source import load_spec
 
@@ -82,3 +83,13 @@ def test_blocks_outside_the_pool_are_refused(block: int) -> None:
         kvcache.read_blocks(pool, [0, block])
     with pytest.raises(ValueError, match=f"block id {block} is not in a pool of 6 blocks"):
         kvcache.write_blocks(pool, [block], bytes(kvcache.block_bytes(SPEC, 8, torch.float32)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+def test_a_format_counts_the_bytes_that_its_blocks_take(dtype: torch.dtype) -> None:
+    layout = KvFormat(str(dtype).removeprefix("torch."), 16, SPEC.layers, SPEC.kv_heads, SPEC.head_dim)
+    pool = kvcache.allocate_pool(SPEC, 3, 16, dtype, CPU)
+    assert layout.block_bytes == pool[0].nbytes
+    data = bytes(range(256)) * (2 * pool[0].nbytes // 256)
+    kvcache.write_blocks(pool, [2, 0], data)
+    assert kvcache.read_blocks(pool, [2, 0]) == data

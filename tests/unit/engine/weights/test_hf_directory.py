@@ -204,6 +204,11 @@ def test_random_weights_follow_from_name_and_seed() -> None:
     assert len(hashes) == 2
 
 
+def test_weights_rounded_at_load_are_other_weights() -> None:
+    assert weights_hash("random:tiny-llama", 1, "auto") == weights_hash("random:tiny-llama", 1)
+    assert weights_hash("random:tiny-llama", 1, "fp8") != weights_hash("random:tiny-llama", 1)
+
+
 def test_random_takes_presets_and_config_files() -> None:
     assert {"tiny-llama", "llama-3-8b", "qwen3-0.6b", "smollm2-135m"} <= set(preset_names())
     assert load_spec("random:llama-3-8b").kv_bytes_per_token(2) == 128 * 1024
