@@ -88,7 +88,7 @@ class SamplingRows:
         self._draws[row] = _IDLE_ROW
         if draw is None:
             return
-        edits = _edits(draw)
+        edits = _edits(draw, self._vocab_size)
         if len(edits) > self._max_edits:
             self._draws["kind"][row] = REFUSED
             return
@@ -171,13 +171,17 @@ def _has_penalties(draw: Draw) -> bool:
     return sampling.repetition_penalty != 1.0 or sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
 
 
-def _edits(draw: Draw) -> NDArray[np.void]:
-    """Biases by token, those of one token in their order; a forbidden token's last is -inf."""
-    given = (*draw.sampling.logit_bias, *((token, -math.inf) for token in draw.forbidden))
-    if not given:
+def _edits(draw: Draw, vocab_size: int) -> NDArray[np.void]:
+    """Biases by token, those of one token in their order; a forbidden token's last is -inf.
+
+    Tokens outside the vocabulary, say a card's EOS beyond it, cannot be drawn anyway.
+    """
+    if not draw.sampling.logit_bias and not draw.forbidden:
         return _NO_EDITS
+    given = (*draw.sampling.logit_bias, *((token, -math.inf) for token in draw.forbidden))
+    inside = sorted((edit for edit in given if 0 <= edit[0] < vocab_size), key=lambda edit: edit[0])
     with np.errstate(over="ignore"):
-        return np.array(sorted(given, key=lambda edit: edit[0]), EDIT)
+        return np.array(inside, EDIT)
 
 
 def _pack(draw: Draw, vocab_size: int) -> tuple[object, ...]:

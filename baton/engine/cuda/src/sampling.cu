@@ -5,6 +5,7 @@
 
 namespace baton::sampling {
 
+constexpr float LARGEST_FLOAT = 3.402823466e38f;
 constexpr int MAX_VOCABULARY = 1 << 20;  // weights of at most 2^43 sum up in 64 bits
 
 struct Sampler {
@@ -131,6 +132,7 @@ __device__ int draw_token(Group &group, Shared &shared, uint64_t *weights, const
     threshold = filter.threshold(draw.top_k, draw.top_p);
   }
   threshold = fmaxf(threshold, __double2float_ru(largest + draw.min_p_drop));
+  threshold = fmaxf(threshold, fmaxf(__fsub_rn(largest, draw.span), -LARGEST_FLOAT));  // the others weigh nothing
   const int likeliest = static_cast<int>(~static_cast<uint32_t>(extremes.best));
   return pick(group, shared, weights, row, weigh, threshold, random_bits(draw.seed, position), likeliest);
 }
@@ -259,7 +261,8 @@ cudaError_t launch_sample(const void *logits, int stride, int rows, int blocks, 
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = 1;
-  const bool aligned = reinterpret_cast<uintptr_t>(logits) % sizeof(uint4) == 0 && stride * sizeof(T) % sizeof(uint4) == 0;
+  const bool aligned = reinterpret_cast<uintptr_t>(logits) % sizeof(uint4) == 0 &&
+                       stride * sizeof(T) % sizeof(uint4) == 0 && sampler.vocabulary % OCTET == 0;
   return cudaLaunchKernelEx(&config, sample<T>, static_cast<const T *>(logits), stride, aligned, sampler);
 }
 

@@ -32,11 +32,11 @@ struct Window {
   uint64_t above, inside, total;
 };
 
-// Three sums taken together.
+// Of the logits above a window, of those and the ones inside, and of all.
 struct Weights {
-  uint64_t above, inside, total;
+  uint64_t above, reaching, total;
   __device__ Weights operator+(const Weights &other) const {
-    return {above + other.above, inside + other.inside, total + other.total};
+    return {above + other.above, reaching + other.reaching, total + other.total};
   }
 };
 
@@ -79,10 +79,9 @@ class Filter {
  private:
   // ------------------------------------------------------------------------------------------------------- buckets
 
-  // 0 for the largest logit, rising as logits fall; BUCKETS or more, or NaN, for those without weight.
-  __device__ __forceinline__ float depth(float value) const {
-    return __fmul_rn(__fsub_rn(weigh_.largest, value), scale_);
-  }
+  // 0 for the largest logit, rising as logits fall; BUCKETS or more, or NaN, for those without weight. What is before
+  // the point is the bucket.
+  __device__ __forceinline__ float depth(float distance) const { return __fmul_rn(-distance, scale_); }
 
   __device__ uint32_t up_to(int bucket) const { return bucket < 0 ? 0 : memory_.up_to[bucket]; }
 
@@ -90,7 +89,7 @@ class Filter {
     for (int i = threadIdx.x; i < BUCKETS; i += THREADS) memory_.histogram[i] = 0;
     __syncthreads();
     row_.scan(group_, [this](int, float, float value) {
-      const float at = depth(value);
+      const float at = depth(weigh_.distance(value));
       if (at < BUCKETS) atomicAdd(&memory_.histogram[static_cast<int>(at)], 1u);
     });
     group_.sync();
@@ -179,37 +178,42 @@ class Filter {
   // Weighs the logits of at least `floor` around the window and, if they fit, lists those inside it.
   __device__ void collect(Window &window, float floor) {
     const bool listable = is_listable(window);
+    const float first = window.first, end = window.last + 1;
     if (threadIdx.x == 0) memory_.listed = 0;
     __syncthreads();
     Weights weights{};
     row_.scan(group_, [&](int, float, float value) {
-      const float at = depth(value);
+      const float distance = weigh_.distance(value);
+      const float at = depth(distance);
       if (!(at < BUCKETS) || value < floor) return;
-      const int bucket = static_cast<int>(at);
-      const uint64_t weight = weigh_(value);
+      const uint64_t weight = weigh_.at(distance);
       weights.total += weight;
-      if (bucket < window.first) weights.above += weight;
-      if (bucket < window.first || bucket > window.last) return;
-      weights.inside += weight;
-      if (listable) memory_.own_list[atomicAdd(&memory_.listed, 1u)] = key_of(value);
+      if (at >= end) return;
+      weights.reaching += weight;
+      if (at < first) {
+        weights.above += weight;
+      } else if (listable) {
+        memory_.own_list[atomicAdd(&memory_.listed, 1u)] = key_of(value);
+      }
     });
     weights = group_.reduce(weights, Sum{});
     window.above = weights.above;
-    window.inside = weights.inside;
+    window.inside = weights.reaching - weights.above;
     window.total = weights.total;
     if (listable) merge_lists();
   }
 
-  // Called behind a reduction, so all blocks have made their lists.
+  // Called behind a reduction, so all blocks have made their lists. Each warp copies from one block.
   __device__ void merge_lists() {
-    uint32_t length = 0;
-    for (int rank = 0; rank < group_.size(); ++rank) {
-      const uint32_t listed = *group_.peer(&memory_.listed, rank);
-      const uint32_t *from = group_.peer(&memory_.own_list[0], rank);
-      for (uint32_t i = threadIdx.x; i < listed; i += THREADS) memory_.list[length + i] = from[i];
-      length += listed;
-    }
-    length_ = length;
+    const int lane = Group::lane(), warp = threadIdx.x / WARP, size = group_.size();
+    const uint32_t listed = lane < size ? *group_.peer(&memory_.listed, lane) : 0;
+    const uint32_t reached = scan_lanes(listed);
+    const int rank = warp % size;
+    const uint32_t count = __shfl_sync(~0u, listed, rank);
+    const uint32_t start = __shfl_sync(~0u, reached, rank) - count;
+    const uint32_t *from = group_.peer(&memory_.own_list[0], rank);
+    for (uint32_t i = warp / size * WARP + lane; i < count; i += THREADS / size) memory_.list[start + i] = from[i];
+    length_ = __shfl_sync(~0u, reached, WARP - 1);
     group_.sync();
   }
 
@@ -237,7 +241,7 @@ class Filter {
   // Where the nucleus probably ends: a fourth of the list for what lies below, the rest for what lies above.
   __device__ Window nucleus_window(float floor, double top_p) {
     if (all_listed_) return {0, 0, 0, 0, 0};
-    const float lowest = depth(floor);
+    const float lowest = depth(weigh_.distance(floor));
     const int last = lowest < BUCKETS ? static_cast<int>(lowest) : BUCKETS - 1;
     const int near = bucket_near(top_p, last);
     const uint32_t margin = up_to(near) + CANDIDATES / 4;
@@ -294,8 +298,8 @@ class Filter {
   }
 
   __device__ __forceinline__ bool is_inside(const Window &window, float value) const {
-    const float at = depth(value);
-    return at < BUCKETS && static_cast<int>(at) >= window.first && static_cast<int>(at) <= window.last;
+    const float at = depth(weigh_.distance(value));
+    return at >= window.first && at < window.last + 1;
   }
 
   __device__ KeyBits row_bits(const Window &window) {

@@ -40,6 +40,17 @@ __device__ __forceinline__ T reduce_lanes(T value, int lanes, Combine combine) {
   return value;
 }
 
+// The sum over this lane and those before it.
+template <typename T>
+__device__ __forceinline__ T scan_lanes(T value) {
+#pragma unroll
+  for (int step = 1; step < WARP; step *= 2) {
+    const T before = __shfl_up_sync(~0u, value, step);
+    if (static_cast<int>(threadIdx.x % WARP) >= step) value += before;
+  }
+  return value;
+}
+
 // Room for results on their way between warps and between blocks. There are two of each, used in turn: whoever writes
 // one for the second time has passed the barrier of the call in between, so nobody still reads it.
 struct GroupMemory {
@@ -101,11 +112,7 @@ class Group {
   // The sum over this thread and those before it in the block.
   template <typename T>
   __device__ T scan_block(T value) {
-#pragma unroll
-    for (int step = 1; step < WARP; step *= 2) {
-      const T below = __shfl_up_sync(~0u, value, step);
-      if (lane() >= step) value += below;
-    }
+    value = scan_lanes(value);
     const int turn = block_turn_;
     block_turn_ ^= 1;
     const int warp = threadIdx.x / WARP;

@@ -10,7 +10,6 @@ constexpr int OCTETS = 4;                        // of a lane in one tile
 constexpr int TILE = WARP * OCTET * OCTETS;      // neighbouring logits that a warp reads before it moves on
 constexpr uint32_t IN_PROMPT = 0x80000000u;      // in a count: the token is in the prompt; the rest counts the output
 constexpr float ONE = 8796093022208.0f;          // 2^43: the weight of the likeliest token
-constexpr float FAINTEST = -31.0f;               // e^-31 * 2^43 rounds to 0
 constexpr float INFINITE = __builtin_huge_valf();
 
 enum class Kind : int32_t { IDLE = 0, LIKELIEST = 1, DRAWN = 2, REFUSED = 3 };
@@ -23,7 +22,7 @@ struct RowDraw {
   double min_p_drop;    // temperature * ln(min_p), how far below the largest logit one may be; -inf: off
   float inverse_high;   // inverse_high + inverse_low = 1 / temperature
   float inverse_low;
-  float span;           // -FAINTEST * temperature
+  float span;           // 31 * temperature: logits further below the largest weigh nothing, as e^-31 * 2^43 rounds to 0
   float repetition, presence, frequency;
   int32_t top_k;        // 0: off
   int32_t slot;         // row of counts and seen; -1: no penalties
@@ -66,19 +65,22 @@ __device__ inline uint64_t random_bits(uint64_t seed, uint32_t position) {
   return static_cast<uint64_t>(c0) << 21 | c1 >> 11;
 }
 
-// exp((value - largest) / temperature) in units of 2^-43. Every rounding is spelled out, so that a logit has the same
-// weight wherever it is weighed; the low part of 1 / temperature keeps its error from growing with the distance.
+// exp((value - largest) / temperature) in units of 2^-43, for values no more than about `span` below the largest. Every
+// rounding is spelled out, so that a logit has the same weight wherever it is weighed; the low part of 1 / temperature
+// keeps the error from growing with the distance.
 struct Weigh {
   float largest, inverse_high, inverse_low;
 
-  __device__ __forceinline__ uint64_t operator()(float value) const {
-    const float distance = __fsub_rn(value, largest);
+  __device__ __forceinline__ float distance(float value) const { return __fsub_rn(value, largest); }
+
+  __device__ __forceinline__ uint64_t at(float distance) const {
     const float scaled = __fmul_rn(distance, inverse_high);
-    if (!(scaled > FAINTEST)) return 0;
     const float lost = __fmaf_rn(distance, inverse_low, __fmaf_rn(distance, inverse_high, -scaled));
     const float weight = expf(scaled);
     return __float2ull_rn(__fmul_rn(__fmaf_rn(weight, lost, weight), ONE));
   }
+
+  __device__ __forceinline__ uint64_t operator()(float value) const { return at(distance(value)); }
 };
 
 // What changes a row's logits before anything is drawn.
@@ -112,6 +114,11 @@ __device__ __noinline__ float edited(const Edits &edits, int token, float value)
   return value;
 }
 
+__device__ __forceinline__ float widen(float value) { return value; }
+__device__ __forceinline__ float widen(__nv_bfloat16 value) { return __bfloat162float(value); }
+__device__ __forceinline__ uint32_t bits_of(float value) { return __float_as_uint(value); }
+__device__ __forceinline__ uint32_t bits_of(__nv_bfloat16 value) { return __bfloat16_as_ushort(value); }
+
 // Eight neighbouring logits as they lie in memory.
 template <typename T>
 struct Octet {
@@ -121,6 +128,19 @@ struct Octet {
   __device__ __forceinline__ void load(const T *from) {
 #pragma unroll
     for (int i = 0; i < WORDS; ++i) words[i] = reinterpret_cast<const uint4 *>(from)[i];
+  }
+
+  // The first `count` of them; -inf for the others.
+  __device__ __forceinline__ void load(const T *from, int count) {
+    constexpr int IN_WORD = sizeof(uint32_t) / sizeof(T);
+    uint32_t some[4 * WORDS] = {};
+#pragma unroll
+    for (int i = 0; i < OCTET; ++i) {
+      const uint32_t bits = i < count ? bits_of(from[i]) : sizeof(T) == 4 ? 0xff800000u : 0xff80u;
+      some[i / IN_WORD] |= bits << i % IN_WORD * 16;
+    }
+#pragma unroll
+    for (int i = 0; i < WORDS; ++i) words[i] = {some[4 * i], some[4 * i + 1], some[4 * i + 2], some[4 * i + 3]};
   }
 
   __device__ __forceinline__ float operator[](int i) const {
@@ -135,15 +155,12 @@ struct Octet {
   }
 };
 
-__device__ __forceinline__ float widen(float value) { return value; }
-__device__ __forceinline__ float widen(__nv_bfloat16 value) { return __bfloat162float(value); }
-
 // A row of logits and its tiles, which the warps of the group take in turn.
 template <typename T, bool EDITED>
 struct Logits {
   const T *row;
   int vocabulary;
-  bool aligned;  // rows begin at multiples of 16 bytes
+  bool aligned;  // octets are whole and begin at multiples of 16 bytes
   Edits edits;
 
   __device__ int tiles() const { return (vocabulary + TILE - 1) / TILE; }
@@ -155,18 +172,14 @@ struct Logits {
   }
 
   // Calls visit(token, raw logit, logit) for this lane's part of every tile of this warp, tokens ascending, and
-  // finish(tile) in all lanes after each tile. Tokens past the vocabulary's end may be visited with -inf.
-  // IN_FLIGHT octets are read at once: four are quickest, one makes the least code.
+  // finish(tile) in all lanes after each tile. Where octets are not whole, up to seven tokens past the vocabulary's end
+  // are visited with -inf. IN_FLIGHT octets are read at once: four are quickest, one makes the least code.
   template <int IN_FLIGHT = EDITED || sizeof(T) == 4 ? 1 : OCTETS, typename Visit, typename Finish>
   __device__ __forceinline__ void scan(const Group &group, Visit visit, Finish finish) const {
     for (int tile = group.warp(); tile < tiles(); tile += group.warps()) {
       const int first = tile * TILE + Group::lane() * OCTET;
-      if (aligned && (tile + 1) * TILE <= vocabulary) {
 #pragma unroll 1
-        for (int i = 0; i < OCTETS; i += IN_FLIGHT) visit_octets<IN_FLIGHT>(first + i * WARP * OCTET, visit);
-      } else {
-        for (int i = 0; i < OCTETS; ++i) visit_edge(first + i * WARP * OCTET, visit);
-      }
+      for (int i = 0; i < OCTETS; i += IN_FLIGHT) visit_octets<IN_FLIGHT>(first + i * WARP * OCTET, visit);
       finish(tile);
     }
   }
@@ -179,11 +192,21 @@ struct Logits {
  private:
   template <int COUNT, typename Visit>
   __device__ __forceinline__ void visit_octets(int first, Visit &visit) const {
+    constexpr int STEP = WARP * OCTET;
     Octet<T> octets[COUNT];
+    if (aligned) {
 #pragma unroll
-    for (int i = 0; i < COUNT; ++i) octets[i].load(row + first + i * WARP * OCTET);
+      for (int i = 0; i < COUNT; ++i) {
+        if (first + i * STEP < vocabulary) octets[i].load(row + first + i * STEP);
+      }
+    } else {
 #pragma unroll
-    for (int i = 0; i < COUNT; ++i) visit_octet(octets[i], first + i * WARP * OCTET, visit);
+      for (int i = 0; i < COUNT; ++i) octets[i].load(row + first + i * STEP, vocabulary - first - i * STEP);
+    }
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      if (first + i * STEP < vocabulary) visit_octet(octets[i], first + i * STEP, visit);
+    }
   }
 
   template <typename Visit>
@@ -195,13 +218,6 @@ struct Logits {
       float value = raw;
       if (EDITED && (marks >> i & 1)) value = edited(edits, first + i, raw);
       visit(first + i, raw, value);
-    }
-  }
-
-  template <typename Visit>
-  __device__ __forceinline__ void visit_edge(int first, Visit &visit) const {
-    for (int token = first; token < min(first + OCTET, vocabulary); ++token) {
-      visit(token, widen(row[token]), at(token));
     }
   }
 };

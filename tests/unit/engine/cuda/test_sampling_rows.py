@@ -106,6 +106,11 @@ def test_biases_are_sorted_by_token_and_forbidding_comes_last() -> None:
     assert edits[int(draws["first_edit"][2])].tolist() == (5, -math.inf)
 
 
+def test_tokens_outside_the_vocabulary_are_not_edited() -> None:
+    _, edits = packed(rows_with(Draw(Sampling(logit_bias=((-1, 1.0), (VOCAB, 1.0))), 1, forbidden=(VOCAB + 5, 3))))
+    assert edits["token"].tolist() == [3]
+
+
 def test_too_many_edits_refuse_that_row_alone() -> None:
     crowd = Sampling(logit_bias=tuple((token, 1.0) for token in range(EDITS + 1)))
     draws, edits = packed(rows_with(Draw(crowd, 1), Draw(Sampling(), 1, forbidden=tuple(range(EDITS)))))
