@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from baton.core.errors import BatonError
+from baton.core.errors import BatonError, InvalidRequest
 from baton.engine.cuda.batch import PackedBatch
-from baton.engine.cuda.sampler import Logprobs
+from baton.engine.cuda.sampler import MAX_EDITS, TOO_MANY_EDITS
+from baton.engine.cuda.scores import Scores
 from baton.engine.cuda.step_arrays import Ints
 from baton.engine.cuda.step_buffer import Readback
 from baton.engine.runner import Part, PartDetail, StepResult
@@ -20,7 +21,7 @@ class Slot:
     """Where one step's tokens and flags arrive; free again once its flight has landed."""
 
     def __init__(self, results: torch.Tensor) -> None:
-        """``results`` int32 [2, rows] on the device: the drawn tokens, and not 0 where the logits were not finite."""
+        """``results`` int32 [2, rows] on the device: the drawn tokens and the sampler's flags."""
         self._copy = Readback(results)
         self._done = torch.cuda.Event()
 
@@ -37,12 +38,13 @@ class Slot:
         """The tokens of ``rows``; anything for row -1."""
         return self._copy.values[0][rows].tolist()
 
-    def unsound(self, rows: Ints, used: int) -> list[int]:
-        """Indices into ``rows`` of those that were not finite, of the first ``used`` rows; row -1 never is."""
+    def flagged(self, rows: Ints, used: int) -> dict[int, int]:
+        """The sampler's flags by index into ``rows``, of those that have one; ``used`` rows were drawn from."""
         flags = self._copy.values[1]
         if not flags[:used].any():
-            return []
-        return np.flatnonzero((flags[rows] != 0) & (rows >= 0)).tolist()
+            return {}
+        by_index = np.where(rows >= 0, flags[rows], 0)
+        return {index: int(by_index[index]) for index in np.flatnonzero(by_index).tolist()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class PromptScores:
 
     part: int
     targets: Sequence[int]
-    scores: Logprobs
+    scores: Scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class DrawnScores:
     """Log-probabilities of the tokens that ``parts`` drew, on their way."""
 
     parts: Sequence[int]
-    scores: Logprobs
+    scores: Scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,6 @@ class Flight:
     packed: PackedBatch
     drawn: DrawnScores | None
     prompts: list[PromptScores]
-    refused: dict[int, BatonError]  # by part: cannot be drawn for
 
     def land(self) -> StepResult:
         """Wait for the step and read its results."""
@@ -88,13 +89,13 @@ class Flight:
         return StepResult(token_ids, details)
 
     def _failed(self) -> dict[int, BatonError]:
-        """By part: those that could not be drawn for, and those whose logits were not finite."""
-        failed = dict(self.refused)
-        for index in self.slot.unsound(self.packed.logit_row, self.packed.logits):
-            part = self.parts[index]
-            if part.draw is not None and index not in failed:
-                failed[index] = BatonError(f"the model produced logits that are not finite at position {part.end}")
-        return failed
+        """By part: those whose logits were not finite, and those that ask for more than can be drawn for."""
+        flagged = self.slot.flagged(self.packed.logit_row, self.packed.logits)
+        return {
+            index: _error(flag, self.parts[index])
+            for index, flag in flagged.items()
+            if self.parts[index].draw is not None
+        }
 
     def _details(self, token_ids: Sequence[int | None]) -> dict[int, PartDetail]:
         """The log-probabilities of the parts that asked; a prompt's come in pieces, in order."""
@@ -102,12 +103,12 @@ class Flight:
         for piece in self.prompts:
             before = details.get(piece.part, PartDetail())
             tops = [self.parts[piece.part].prompt_logprobs or 0] * len(piece.targets)
-            scores = (*before.prompt_logprobs, *piece.scores.token_logprobs(piece.targets, tops))
+            scores = (*before.prompt_logprobs, *piece.scores.read(piece.targets, tops))
             details[piece.part] = PartDetail(prompt_logprobs=scores)
         if self.drawn is not None:
             tokens = [token_ids[index] or 0 for index in self.drawn.parts]
             tops = [alternatives(self.parts[index]) or 0 for index in self.drawn.parts]
-            for index, score in zip(self.drawn.parts, self.drawn.scores.token_logprobs(tokens, tops), strict=True):
+            for index, score in zip(self.drawn.parts, self.drawn.scores.read(tokens, tops), strict=True):
                 details[index] = replace(details.get(index, PartDetail()), logprob=score)
         return details
 
@@ -115,3 +116,12 @@ class Flight:
 def alternatives(part: Part) -> int | None:
     """How many alternatives to the drawn token the part asks for; None: for no log-probability at all."""
     return None if part.draw is None else part.draw.logprobs
+
+
+def _error(flag: int, part: Part) -> BatonError:
+    if flag == TOO_MANY_EDITS:
+        limit = f"must be at most {MAX_EDITS} biased and forbidden tokens together"
+        draw = part.draw
+        count = 0 if draw is None else len(draw.sampling.logit_bias) + len(draw.forbidden)
+        return InvalidRequest.out_of_range("logit_bias", count, limit)
+    return BatonError(f"the model produced logits that are not finite at position {part.end}")

@@ -132,7 +132,7 @@ class _Assembly:
             attention = DecodeAttention(self._attention, bucket, pool, table, self._workspace, self._library)
             steps[bucket] = DecodeStep(self._decoder, pool, buffer.arrays, attention)
         _capture(steps, batch, buffer, layout)
-        prefill = PrefillAttention(self._attention, shape.tokens, pool, self._workspace)
+        prefill = PrefillAttention(self._attention, shape.tokens, pool, self._workspace, self._library)
         machinery = Machinery(self._decoder, steps, prefill, self._sampler, layout, buffer, batch, pool, self._results)
         return CudaRunner(machinery, self.card, resources)
 

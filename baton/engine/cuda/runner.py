@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from baton.core.errors import BatonError
 from baton.core.types import ModelCard
 from baton.engine import kvcache
 from baton.engine.cuda.attention import PrefillAttention
@@ -23,8 +22,8 @@ from baton.engine.cuda.batch import Batch, PackedBatch
 from baton.engine.cuda.decoder import Attend, CudaDecoder, StepRows
 from baton.engine.cuda.flight import DrawnScores, Flight, PromptScores, Slot, alternatives
 from baton.engine.cuda.graphs import DecodeStep
-from baton.engine.cuda.sampler import LOGPROB_ROWS, DeviceSampler
-from baton.engine.cuda.scores import indices, queue_scores
+from baton.engine.cuda.sampler import DeviceSampler
+from baton.engine.cuda.scores import SCORED_ROWS, indices, queue_scores
 from baton.engine.cuda.step_arrays import Ints, StepArrays, StepLayout
 from baton.engine.cuda.step_buffer import StepBuffer
 from baton.engine.runner import Part, StepResult
@@ -44,7 +43,7 @@ class Machinery:
     buffer: StepBuffer
     batch: Batch
     pool: torch.Tensor  # its last block is the one that padding attends to
-    results: torch.Tensor  # int32 [2, rows]: the drawn tokens, and not 0 where the logits were not finite
+    results: torch.Tensor  # int32 [2, rows]: the drawn tokens and the sampler's flags
 
 
 class CudaRunner:
@@ -83,7 +82,9 @@ class CudaRunner:
         with torch.cuda.stream(self._steps):
             staged = m.buffer.stage()
             packed = m.batch.pack(parts, staged)
-            refused = self._set_rows(parts, packed)
+            for row, index in packed.changes:
+                m.sampler.set_row(row, parts[index].key, parts[index].draw, parts[index].context)
+            m.sampler.upload()
             prompts: list[PromptScores] = []
             drawn: DrawnScores | None = None
             if packed.whole:
@@ -93,7 +94,7 @@ class CudaRunner:
             else:
                 drawn = self._draw(parts, packed, self._launch_rows(packed, staged), m.buffer.arrays.row_positions)
             slot.queue()
-        self._flights.append(Flight(slot, parts, packed, drawn, prompts, refused))
+        self._flights.append(Flight(slot, parts, packed, drawn, prompts))
 
     def collect(self) -> StepResult:
         """See ``Runner.collect``."""
@@ -127,19 +128,6 @@ class CudaRunner:
         torch.cuda.empty_cache()
 
     # --- a step -------------------------------------------------------------------------------------------------------
-
-    def _set_rows(self, parts: Sequence[Part], packed: PackedBatch) -> dict[int, BatonError]:
-        """Tell the sampler who sits where now. Returns the parts that it refuses."""
-        sampler, refused = self._machinery.sampler, {}
-        for row, index in packed.changes:
-            part = parts[index]
-            try:
-                sampler.set_row(row, part.key, part.draw, part.context)
-            except BatonError as error:
-                refused[index] = error
-        if packed.logits:
-            sampler.upload(packed.logits)
-        return refused
 
     def _launch_rows(self, packed: PackedBatch, staged: StepArrays[Ints]) -> torch.Tensor:
         """A step of decode rows alone: logits [bucket, vocab]."""
@@ -199,7 +187,7 @@ class CudaRunner:
     ) -> Iterator[PromptScores]:
         """In pieces, since the logits of a whole chunk would not fit beside the KV pool."""
         decoder, first = self._machinery.decoder, int(packed.first_row[index])
-        step = min(LOGPROB_ROWS, decoder.logit_rows)
+        step = min(SCORED_ROWS, decoder.logit_rows)
         for start in range(0, len(part.targets), step):
             targets = part.targets[start : start + step]
             logits = decoder.logits(hidden[first + start :][: len(targets)])

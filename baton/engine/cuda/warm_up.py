@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from baton.core.types import Sampling
 from baton.engine.cuda.runner import CudaRunner
-from baton.engine.cuda.sampler import LOGPROB_ROWS
+from baton.engine.cuda.scores import SCORED_ROWS
 from baton.engine.cuda.step_arrays import BatchShape
 from baton.engine.runner import Draw, Part
 from baton.engine.spec import DecoderSpec
@@ -46,7 +46,7 @@ def _score(runner: CudaRunner, shape: BatchShape, spec: DecoderSpec) -> None:
     """A scored prompt beside a sequence that decodes."""
     top = min(_MOST_SCORES, spec.vocab_size)
     draw = Draw(_DRAWN, 1, (_TOKEN,), top)
-    length = min(LOGPROB_ROWS + 2, shape.tokens - 1, spec.context_length)
+    length = min(SCORED_ROWS + 2, shape.tokens - 1, spec.context_length)
     if length < 2 or shape.rows < 2:
         return
     beside = _part(-1, 0, 1, shape, draw)
