@@ -11,10 +11,12 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 
+from baton.engine.cuda.attention_shape import KvScale
 from baton.engine.cuda.gemm import Gemm
 from baton.engine.cuda.gemv import Norm
 from baton.engine.cuda.kernels import Kernels
 from baton.engine.cuda.mixture import ExpertWeights, Mixture
+from baton.engine.cuda.products import Bf16Products, Fp8Products, Linear, Products
 from baton.engine.decoder import Weights
 from baton.engine.rope import rope_table
 from baton.engine.spec import DecoderSpec
@@ -25,25 +27,21 @@ Attend = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer, bf16 on the device; None where the model has no such tensor."""
+    """One layer on the device, norms, biases and experts bf16; None where the model has no such tensor."""
 
     attn_norm: torch.Tensor
-    qkv: torch.Tensor
-    qkv_bias: torch.Tensor | None
+    qkv: Linear
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
-    output: torch.Tensor
-    output_bias: torch.Tensor | None
+    output: Linear
     mlp_norm: torch.Tensor
-    gate_up: torch.Tensor | None
-    gate_up_bias: torch.Tensor | None
-    down: torch.Tensor | None
-    down_bias: torch.Tensor | None
+    gate_up: Linear | None
+    down: Linear | None
     experts: ExpertWeights | None
 
     @classmethod
     def take(cls, weights: Weights, layer: int) -> LayerWeights:
-        """The canonical tensors of ``layer``."""
+        """The canonical tensors of ``layer``, with the scales that ``fp8_weights`` adds to them."""
 
         def find(name: str) -> torch.Tensor | None:
             return weights.get(f"layers.{layer}.{name}")
@@ -51,22 +49,21 @@ class LayerWeights:
         def need(name: str) -> torch.Tensor:
             return weights[f"layers.{layer}.{name}"]
 
+        def linear(name: str) -> Linear:
+            return Linear(need(f"{name}.weight"), find(f"{name}.bias"), find(f"{name}.scale"))
+
         experts = None
         if find("router.weight") is not None:
             experts = ExpertWeights(need("router.weight"), need("experts.gate_up.weight"), need("experts.down.weight"))
         return cls(
             attn_norm=need("attn_norm.weight"),
-            qkv=need("qkv.weight"),
-            qkv_bias=find("qkv.bias"),
+            qkv=linear("qkv"),
             q_norm=find("q_norm.weight"),
             k_norm=find("k_norm.weight"),
-            output=need("output.weight"),
-            output_bias=find("output.bias"),
+            output=linear("output"),
             mlp_norm=need("mlp_norm.weight"),
-            gate_up=find("gate_up.weight"),
-            gate_up_bias=find("gate_up.bias"),
-            down=find("down.weight"),
-            down_bias=find("down.bias"),
+            gate_up=linear("gate_up") if experts is None else None,
+            down=linear("down") if experts is None else None,
             experts=experts,
         )
 
@@ -138,6 +135,7 @@ class CudaDecoder:
         self._cos, self._sin = (table.to(device) for table in rope_table(spec))
         self._mixture = None if spec.moe is None else Mixture(spec.moe, kernels, device)
         self.activations = Activations.allocate(spec, limits.rows, device)
+        self._products = self._choose_products(limits.rows, device)
         self._wanted_residual = torch.zeros_like(self.activations.residual[: limits.logit_rows])
         self._wanted_mixed = torch.zeros_like(self.activations.mixed[: limits.logit_rows])
         self._logits = torch.zeros((limits.logit_rows, spec.vocab_size), dtype=torch.bfloat16, device=device)
@@ -180,8 +178,8 @@ class CudaDecoder:
         a = self.activations.first(rows.token_ids.shape[0])
         self._kernels.embed(rows.token_ids, rows.sources, self._drawn, self._embedding, a.residual)
         for index, layer in enumerate(self._layers):
-            self._norm(a.projected if index else None, a, layer.attn_norm)
-            self._gemm.linear(a.normed, layer.qkv, a.qkv, layer.qkv_bias)
+            before = a.projected if index else None
+            self._products.norm_linear(before, a.residual, self._norm_by(layer.attn_norm), layer.qkv, a.qkv)
             self._rope(index, rows, pool, a)
             attend(index)
             if index < len(self._layers) - 1:
@@ -195,42 +193,54 @@ class CudaDecoder:
 
     def _after_attention(self, layer: LayerWeights, a: Activations) -> None:
         """From ``mixed`` to ``projected``, which the next norm adds to the residual."""
-        self._gemm.linear(a.mixed, layer.output, a.projected, layer.output_bias)
-        self._norm(a.projected, a, layer.mlp_norm)
+        self._products.linear(a.mixed, layer.output, a.projected)
         if layer.experts is not None and self._mixture is not None:
+            self._norm(a.projected, a, layer.mlp_norm)
             self._mixture.forward(a.normed, layer.experts, a.projected)
             return
         assert layer.gate_up is not None
         assert layer.down is not None
-        self._gemm.linear(a.normed, layer.gate_up, a.gate_up, layer.gate_up_bias)
-        self._kernels.silu_mul(a.gate_up, a.gated)
-        self._gemm.linear(a.gated, layer.down, a.projected, layer.down_bias)
+        self._products.norm_linear(a.projected, a.residual, self._norm_by(layer.mlp_norm), layer.gate_up, a.gate_up)
+        self._products.silu_linear(a.gate_up, layer.down, a.projected)
 
     def _decode_few(self, rows: StepRows, pool: torch.Tensor, attend: Attend) -> torch.Tensor:
         """``decode`` with norms, activation and residual sums inside the matrix products."""
         a = self.activations.first(rows.token_ids.shape[0])
         logits = self._logits[: rows.token_ids.shape[0]]
-        gemm, eps = self._gemm, self.spec.norm_eps
+        gemm = self._gemm
         self._kernels.embed(rows.token_ids, rows.sources, self._drawn, self._embedding, a.residual)
         for index, layer in enumerate(self._layers):
             assert layer.gate_up is not None
             assert layer.down is not None
-            gemm.norm_linear(a.residual, Norm(layer.attn_norm, eps), layer.qkv, a.qkv, layer.qkv_bias)
+            qkv, output, gate_up, down = layer.qkv, layer.output, layer.gate_up, layer.down
+            attn_norm, mlp_norm = self._norm_by(layer.attn_norm), self._norm_by(layer.mlp_norm)
+            gemm.norm_linear(a.residual, attn_norm, qkv.weight, a.qkv, qkv.bias, qkv.scale)
             self._rope(index, rows, pool, a)
             attend(index)
-            gemm.linear_add(a.mixed, layer.output, a.residual, layer.output_bias)
-            gemm.norm_gate_up_silu(a.residual, Norm(layer.mlp_norm, eps), layer.gate_up, a.gated, layer.gate_up_bias)
-            gemm.linear_add(a.gated, layer.down, a.residual, layer.down_bias)
-        gemm.norm_linear(a.residual, Norm(self._final_norm, eps), self._head, logits)
+            gemm.linear_add(a.mixed, output.weight, a.residual, output.bias, output.scale)
+            gemm.norm_gate_up_silu(a.residual, mlp_norm, gate_up.weight, a.gated, gate_up.bias, gate_up.scale)
+            gemm.linear_add(a.gated, down.weight, a.residual, down.bias, down.scale)
+        gemm.norm_linear(a.residual, self._norm_by(self._final_norm), self._head, logits)
         return logits
 
     def _rope(self, index: int, rows: StepRows, pool: torch.Tensor, a: Activations) -> None:
         """Rotate q and k, and put the step's KV of one layer into ``pool``."""
         layer, spec = self._layers[index], self.spec
-        tables = (self._cos, self._sin)
-        self._kernels.rope_append(
-            a.qkv, rows.positions, rows.slots, *tables, spec, layer.q_norm, layer.k_norm, pool, index
-        )
+        steps = (a.qkv, rows.positions, rows.slots, self._cos, self._sin)
+        if pool.dtype == torch.bfloat16:
+            self._kernels.rope_append(*steps, spec, layer.q_norm, layer.k_norm, pool, index)
+            return
+        scale = KvScale()  # e4m3 is a floating format: keys and values up to 448 need none, what is larger is clipped
+        self._kernels.rope_append_quant(*steps, spec, layer.q_norm, layer.k_norm, pool, index, scale.k, scale.v)
+
+    def _choose_products(self, rows: int, device: torch.device) -> Products:
+        """By the weights' format."""
+        if self._layers[0].qkv.scale is None:
+            return Bf16Products(self._kernels, self._gemm, self.activations.normed, self.activations.gated)
+        return Fp8Products(self._kernels, self._gemm, self.spec, rows, device)
+
+    def _norm_by(self, gain: torch.Tensor) -> Norm:
+        return Norm(gain, self.spec.norm_eps)
 
     def _norm(self, x: torch.Tensor | None, a: Activations, weight: torch.Tensor) -> None:
         self._kernels.add_norm(x, a.residual, weight, self.spec.norm_eps, a.normed)
