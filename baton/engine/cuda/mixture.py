@@ -47,9 +47,9 @@ class Mixture:
         out.copy_((by_row.view(rows, top_k, -1) * chances[:, :, None]).sum(dim=1))
 
     def _route(self, x: torch.Tensor, router: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The experts of every row and their shares, rounded to bf16: [rows, top_k] each."""
+        """The experts of every row and their shares, rounded as x is: [rows, top_k] each."""
         scores = torch.nn.functional.linear(x, router)
         chances, chosen = torch.softmax(scores.float(), dim=-1).topk(self._moe.top_k, dim=-1)
         if self._moe.renormalize:
             chances = chances / chances.sum(dim=-1, keepdim=True)
-        return chances.to(torch.bfloat16).float(), chosen
+        return chances.to(x.dtype).float(), chosen

@@ -21,7 +21,7 @@ class Scores:
     top_values: torch.Tensor  # float32 [rows, top]
 
     def read(self, token_ids: Sequence[int], tops: Sequence[int]) -> list[TokenLogprob]:
-        """One entry a row, with its ``tops[row]`` likeliest, once an event recorded after ``queue_scores`` has passed."""
+        """One entry a row, with its ``tops[row]`` likeliest. Only once an event after ``queue_scores`` has passed."""
         chosen, ids, values = self.chosen.tolist(), self.top_ids.tolist(), self.top_values.tolist()
         return [
             TokenLogprob(token_id, chosen[row], tuple(zip(ids[row][:top], values[row][:top], strict=True)))
