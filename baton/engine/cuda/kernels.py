@@ -34,7 +34,7 @@ class Overlap(IntEnum):
 
 
 class Kernels:
-    """The kernels of ``src/rows.cu``, ``norm.cu``, ``rope.cu`` and ``activation.cu``."""
+    """The kernels of ``src/rows.cu``, ``norm.cu``, ``rope.cu``, ``activation.cu`` and ``quantize.cu``."""
 
     def __init__(self, library: CudaLibrary, device: torch.device, overlap: Overlap = Overlap.YES) -> None:
         """Raises CudaUnavailable when ``device`` is no GPU or ``library`` lacks a kernel."""
@@ -52,6 +52,7 @@ class Kernels:
         self._rope_append_quant = library.declare("baton_rope_append_quant", (*rope, c_float, c_float, *launch))
         self._silu_mul = library.declare("baton_silu_mul", (*(c_void_p,) * 2, *(c_int,) * 2, *launch))
         self._silu_mul_quant = library.declare("baton_silu_mul_quant", (*(c_void_p,) * 3, *(c_int,) * 2, *launch))
+        self._quantize = library.declare("baton_quantize_by_row", (*(c_void_p,) * 3, *(c_int,) * 2, *launch))
 
     def embed(
         self, tokens: torch.Tensor, sources: torch.Tensor, drawn: torch.Tensor, table: torch.Tensor, out: torch.Tensor
@@ -179,6 +180,11 @@ class Kernels:
         self._silu_mul_quant(
             gate_up.data_ptr(), out.data_ptr(), scales.data_ptr(), rows, ffn, self._overlap, self._stream()
         )
+
+    def quantize(self, x: torch.Tensor, out: torch.Tensor, scales: torch.Tensor) -> None:
+        """x [T, width] to e4m3: out float8_e4m3fn [T, width], scales float32 [T], the row's maximum / 448."""
+        rows, width = out.shape
+        self._quantize(x.data_ptr(), out.data_ptr(), scales.data_ptr(), rows, width, self._overlap, self._stream())
 
 
 def check_rows(spec: DecoderSpec) -> None:

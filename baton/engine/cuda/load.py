@@ -19,6 +19,7 @@ from baton.engine.cuda.attention_shape import AttentionShape, PageTable
 from baton.engine.cuda.batch import Batch
 from baton.engine.cuda.build import build
 from baton.engine.cuda.decoder import CudaDecoder, DecoderLimits
+from baton.engine.cuda.fp8_weights import check_fp8, load_fp8, scale_name, stored_bytes
 from baton.engine.cuda.gemm import TUNED_ROWS, Gemm
 from baton.engine.cuda.gemm_tuner import Family
 from baton.engine.cuda.gemv import Epilogue
@@ -38,6 +39,7 @@ from baton.engine.spec import DecoderSpec
 log = logging.getLogger(__name__)
 
 BF16_BYTES = 2
+_KV_DTYPES = {"bfloat16": torch.bfloat16, "float8_e4m3fn": torch.float8_e4m3fn}  # by the name in a KvFormat
 _PROBE_BLOCKS = 1  # of the pool that stands in while memory is measured
 _DUMMY_BLOCKS = 1  # behind the pool's last: what padding rows attend to
 
@@ -52,14 +54,16 @@ def build_cuda_runner(
     """
     check_rows(spec)
     AttentionShape.of(spec, config.block_size)
-    check_weights_fit(_weight_bytes(spec), config, device)
+    if config.weight_format == "fp8":
+        check_fp8(spec)
+    check_weights_fit(_weight_bytes(spec, config), config, device)
     cache = Path(config.kernel_cache).expanduser()
     # Where FlashInfer, which reads it when it is first imported, keeps the kernels that it compiles.
     os.environ.setdefault("FLASHINFER_WORKSPACE_BASE", str(cache))
     library = CudaLibrary(build(cache / "cuda"))
     with ExitStack() as resources, torch.inference_mode(), refused_when_full(config.model, device):
         gemm = resources.enter_context(Gemm(library, device))
-        loaded = dict(weights)
+        loaded = load_fp8(weights) if config.weight_format == "fp8" else dict(weights)
         _tune(gemm, spec, loaded, config, cache / "gemm.json")
         assembly = _Assembly(config, spec, card, device, library, gemm, loaded)
         blocks = fixed_blocks(config, card.format) or _probe(assembly)
@@ -105,7 +109,8 @@ class _Assembly:
         self._decoder = CudaDecoder(
             spec, weights, Kernels(library, device), gemm, DecoderLimits(config.max_step_tokens, rows), self._results[0]
         )
-        self._attention = AttentionShape.of(spec, config.block_size)
+        self._kv_dtype = _KV_DTYPES[card.format.dtype]
+        self._attention = AttentionShape.of(spec, config.block_size, self._kv_dtype)
         self._workspace = allocate_workspace(device)
 
     def shape(self, blocks: int) -> BatchShape:
@@ -123,7 +128,7 @@ class _Assembly:
     def runner(self, blocks: int, resources: ExitStack) -> CudaRunner:
         """A runner over a new pool, its decode steps captured. It closes ``resources`` when it is closed."""
         shape = self.shape(blocks)
-        pool = kvcache.allocate_pool(self.spec, blocks + _DUMMY_BLOCKS, shape.block_size, torch.bfloat16, self.device)
+        pool = kvcache.allocate_pool(self.spec, blocks + _DUMMY_BLOCKS, shape.block_size, self._kv_dtype, self.device)
         layout = StepLayout(shape)
         buffer, batch = StepBuffer(layout, self.device), Batch(shape)
         table = PageTable(buffer.arrays.row_pages, buffer.arrays.block_ids, buffer.arrays.row_last_page)
@@ -161,8 +166,10 @@ def _tune(gemm: Gemm, spec: DecoderSpec, weights: Weights, config: EngineConfig,
 
 
 def _family(spec: DecoderSpec, weights: Weights, name: str, epilogue: Epilogue) -> Family:
-    layers = tuple(weights[f"layers.{layer}.{name}.weight"] for layer in range(spec.layers))
-    return Family(layers, bias=weights.get(f"layers.0.{name}.bias"), epilogue=epilogue)
+    names = [f"layers.{layer}.{name}.weight" for layer in range(spec.layers)]
+    scales = tuple(weights[scale_name(each)] for each in names if scale_name(each) in weights)
+    bias = weights.get(f"layers.0.{name}.bias")
+    return Family(tuple(weights[each] for each in names), scales, bias, epilogue)
 
 
 def _most_rows(config: EngineConfig) -> int:
@@ -170,5 +177,8 @@ def _most_rows(config: EngineConfig) -> int:
     return min(config.max_running, config.max_step_tokens)
 
 
-def _weight_bytes(spec: DecoderSpec) -> int:
-    return sum(math.prod(layout.shape) for layout in by_name(spec.architecture).tensors(spec)) * BF16_BYTES
+def _weight_bytes(spec: DecoderSpec, config: EngineConfig) -> int:
+    layouts = by_name(spec.architecture).tensors(spec)
+    if config.weight_format == "fp8":
+        return sum(stored_bytes(layout.name, layout.shape) for layout in layouts)
+    return sum(math.prod(layout.shape) for layout in layouts) * BF16_BYTES
