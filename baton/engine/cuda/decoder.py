@@ -227,7 +227,7 @@ class CudaDecoder:
         """Rotate q and k, and put the step's KV of one layer into ``pool``."""
         layer, spec = self._layers[index], self.spec
         steps = (a.qkv, rows.positions, rows.slots, self._cos, self._sin)
-        if pool.dtype == torch.bfloat16:
+        if pool.dtype != torch.float8_e4m3fn:
             self._kernels.rope_append(*steps, spec, layer.q_norm, layer.k_norm, pool, index)
             return
         scale = KvScale()  # e4m3 is a floating format: keys and values up to 448 need none, what is larger is clipped
