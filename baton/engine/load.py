@@ -70,6 +70,7 @@ def _reference_on_gpu(
     dtype = DTYPES[config.dtype]
     with refused_when_full(config.model, device):
         decoder = TorchDecoder(spec, weights, dtype)
+        torch.cuda.empty_cache()
         half = usable_bytes(config.gpu_memory_share, device) // 2
         blocks = fixed_blocks(config, card.format) or max(1, half // card.format.block_bytes)
         return TorchRunner(decoder, kvcache.allocate_pool(spec, blocks, config.block_size, dtype, device), card)

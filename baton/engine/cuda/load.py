@@ -77,6 +77,7 @@ def build_cuda_runner(
 
 def _probe(assembly: _Assembly) -> int:
     """The blocks of the largest pool: what is left after every kind of step has run on a pool of next to nothing."""
+    torch.cuda.empty_cache()  # loading and tuning took more than steps do; what steps take for a while must stay
     runner = assembly.runner(_PROBE_BLOCKS, ExitStack())
     try:
         warm_up(runner, assembly.shape(_PROBE_BLOCKS), assembly.spec)

@@ -37,9 +37,10 @@ def check_weights_fit(weight_bytes: int, config: EngineConfig, device: torch.dev
 
 
 def usable_bytes(share: float, device: torch.device) -> int:
-    """Bytes that can still be taken until ``share`` of the GPU's memory is in use, by whomever."""
-    torch.cuda.synchronize(device)
-    torch.cuda.empty_cache()
+    """Bytes that can still be taken until ``share`` of the GPU's memory is in use, by whomever.
+
+    What torch's allocator keeps for later counts as used.
+    """
     free, total = torch.cuda.mem_get_info(device)
     return max(0, int(free - (1.0 - share) * total))
 
