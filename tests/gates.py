@@ -25,7 +25,7 @@ class StepGate:
         self.steps: list[tuple[tuple[int, int], ...]] = []  # (start, end) of each part of each step
 
     def __call__(self, parts: Sequence[Part]) -> None:
-        self.steps.append(tuple((part.start, len(part.context)) for part in parts))
+        self.steps.append(tuple((part.start, part.end) for part in parts))
         if self._wanted is not None and self._wanted(parts):
             self._wanted = None
             self._reached.set()

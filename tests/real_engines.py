@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -10,7 +11,7 @@ from typing import Any
 from baton.core.types import ModelCard, Sampling, StopRules, TokenChunk, TokenRequest
 from baton.engine.config import EngineConfig
 from baton.engine.load import build_runner
-from baton.engine.runner import Part, PartResult, Runner
+from baton.engine.runner import Part, Runner, StepResult
 from tests.answers import Answer
 from tests.goldens import DATA, TINY
 from tests.unit.engine.core_driver import CoreDriver
@@ -93,9 +94,67 @@ class GatedRunner:
     def total_blocks(self) -> int:
         return self._inner.total_blocks
 
-    def execute(self, parts: Sequence[Part]) -> list[PartResult]:
+    @property
+    def steps_ahead(self) -> int:
+        return self._inner.steps_ahead
+
+    def launch(self, parts: Sequence[Part]) -> None:
         self._on_step(parts)
-        return self._inner.execute(parts)
+        self._inner.launch(parts)
+
+    def collect(self) -> StepResult:
+        return self._inner.collect()
+
+    def forget(self, key: int) -> None:
+        self._inner.forget(key)
+
+    def read_blocks(self, blocks: Sequence[int]) -> bytes:
+        return self._inner.read_blocks(blocks)
+
+    def write_blocks(self, blocks: Sequence[int], payload: bytes) -> None:
+        self._inner.write_blocks(blocks, payload)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class AheadRunner:
+    """Makes a runner on the CPU one that is a step ahead: it computes each step when it is collected."""
+
+    steps_ahead = 1
+
+    def __init__(self, inner: Runner) -> None:
+        self._inner = inner
+        self._flights: deque[list[Part]] = deque()
+        self._drawn: dict[int, int | None] = {}
+
+    @property
+    def card(self) -> ModelCard:
+        return self._inner.card
+
+    @property
+    def total_blocks(self) -> int:
+        return self._inner.total_blocks
+
+    def launch(self, parts: Sequence[Part]) -> None:
+        copies = [part._replace(context=part.context[: part.end], blocks=list(part.blocks)) for part in parts]
+        self._flights.append(copies)
+
+    def collect(self) -> StepResult:
+        parts = [self._resolved(part) for part in self._flights.popleft()]
+        self._inner.launch(parts)
+        result = self._inner.collect()
+        self._drawn = {part.key: token for part, token in zip(parts, result.token_ids, strict=True)}
+        return result
+
+    def _resolved(self, part: Part) -> Part:
+        if len(part.context) == part.end:
+            return part
+        token = self._drawn[part.key]
+        return part._replace(context=[*part.context, 0 if token is None else token])  # 0: the draw has failed
+
+    def forget(self, key: int) -> None:
+        self._inner.forget(key)
 
     def read_blocks(self, blocks: Sequence[int]) -> bytes:
         return self._inner.read_blocks(blocks)

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from baton.core.clock import CountingIds, SystemClock
 from baton.core.streams import closing
@@ -55,6 +55,8 @@ ENGINE = EngineConfig(kv_blocks=128, block_size=16, max_step_tokens=64, max_runn
 @dataclass
 class Stack:
     """See the module. Threshold 0 (the default here) sends every prompt to a prefill worker."""
+
+    steps_ahead: ClassVar[int] = 0  # of the fake engines; a test module may run under both
 
     prefill: int = 1
     decode: int = 1
@@ -112,7 +114,7 @@ class Stack:
 
     def _fake_runner(self, gate: StepGate) -> Runner:
         card = fake_card(block_size=self.engine.block_size)
-        return FakeRunner(card, self.engine.kv_blocks, on_step=gate)
+        return FakeRunner(card, self.engine.kv_blocks, steps_ahead=self.steps_ahead, on_step=gate)
 
     def _gateway(self) -> Gateway:
         _, key = new_key("tests", "acme")

@@ -62,6 +62,11 @@ class BlockPool:
         return self._held
 
     @property
+    def fenced(self) -> int:
+        """Held blocks that nobody refers to: they become available when the steps in flight have finished."""
+        return len(self._fenced)
+
+    @property
     def available(self) -> int:
         """Blocks that can be allocated now: free ones, and cached ones after eviction."""
         return len(self._free) + len(self._idle)

@@ -164,7 +164,7 @@ class EngineClient:
         self._stats = report.stats
         if report.change is not None:
             self._on_change(report.change)
-        for key, token_id in report.drawn:
+        for key, token_id in zip(report.drawn.keys, report.drawn.token_ids, strict=True):
             call = self._calls.get(key)
             if call is not None:
                 call.chunks.put(TokenChunk((token_id,)))

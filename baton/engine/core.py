@@ -1,12 +1,18 @@
 """The engine without its process: commands in, steps of the runner, reports out. Synchronous and deterministic.
 
-One request's failure is its own (``PartResult.error``). An exception out of the runner is a bug: it passes through, the
+With a runner that takes a step ahead, a step is planned and launched before the tokens of the one before it are known.
+What lengths decide is decided by count: limits, blocks, where a draw may not end. An end that a token brings is seen
+one step late: the sequence has a row in the step then in flight, of which nothing is kept.
+
+One request's failure is its own (``PartDetail.error``). An exception out of the runner is a bug: it passes through, the
 process ends, and the front answers every request with PeerUnavailable.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence as Blocks
+from typing import NamedTuple
 
 from baton.core.clock import Clock
 from baton.core.errors import BatonError, Expired, InvalidRequest, TransferRejected
@@ -19,6 +25,7 @@ from baton.engine.messages import (
     BlocksRead,
     Command,
     Decode,
+    Drawn,
     Event,
     Failed,
     Filled,
@@ -33,9 +40,18 @@ from baton.engine.messages import (
     Write,
     Written,
 )
-from baton.engine.runner import PartResult, Runner
-from baton.engine.scheduler import Row, Scheduler
+from baton.engine.runner import PartDetail, Runner
+from baton.engine.scheduler import Scheduler, Step
 from baton.engine.sequence import Sequence, Stage, Work
+
+NO_DETAIL = PartDetail()
+
+
+class Flight(NamedTuple):
+    """A launched step whose results have not been collected."""
+
+    number: int
+    step: Step
 
 
 class EngineCore:
@@ -49,7 +65,9 @@ class EngineCore:
         self._pool = BlockPool(runner.total_blocks)
         self._scheduler = Scheduler(self._pool, config, clock)
         self._live: dict[int, Sequence] = {}
-        self._drawn: list[tuple[int, int]] = []
+        self._flights: deque[Flight] = deque()
+        self._drawn_keys: list[int] = []
+        self._drawn_tokens: list[int] = []
         self._events: list[Event] = []
         self._steps = 0
         self._prompt_computed = 0
@@ -59,7 +77,12 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """A step would compute, admit or report something; without it only a command or a deadline can."""
-        return bool(self._events) or self._scheduler.has_work
+        return bool(self._events or self._flights) or self._scheduler.has_work
+
+    @property
+    def has_news(self) -> bool:
+        """The next report would tell a request something."""
+        return bool(self._events or self._drawn_keys)
 
     @property
     def stats(self) -> EngineStats:
@@ -84,15 +107,35 @@ class EngineCore:
 
     def step(self) -> StepReport:
         """Admit, run one step if there is anything to run, and report it with all that commands brought about."""
+        self.admit()
+        self.run()
+        return self.report()
+
+    def admit(self) -> None:
+        """End what has expired and give blocks to those who wait for them."""
         for sequence in self._scheduler.expired():
             self._fail(sequence, Expired("the request's deadline passed in the engine"))
         for sequence in self._scheduler.admit():
             self._on_admitted(sequence)
-        rows = self._scheduler.plan()
-        if rows:
-            self._execute(rows)
-        report = StepReport(tuple(self._drawn), tuple(self._events), self.stats, self._pool.take_change())
-        self._drawn.clear()
+
+    def run(self) -> bool:
+        """Launch the next step, then take in the results of the oldest one that the runner need not overlap with it.
+
+        False: there was nothing to launch, and nothing in flight.
+        """
+        is_launched = self._launch()
+        if not self._flights:
+            return False
+        if not is_launched or len(self._flights) > self._runner.steps_ahead:
+            self._collect()
+        return True
+
+    def report(self) -> StepReport:
+        """What has happened since the last report."""
+        drawn = Drawn(tuple(self._drawn_keys), tuple(self._drawn_tokens))
+        report = StepReport(drawn, tuple(self._events), self.stats, self._pool.take_change())
+        self._drawn_keys.clear()
+        self._drawn_tokens.clear()
         self._events.clear()
         return report
 
@@ -114,7 +157,7 @@ class EngineCore:
             case Release(key):
                 sequence = self._live.pop(key, None)
                 if sequence is not None:
-                    self._scheduler.drop(sequence)
+                    self._drop(sequence)
 
     def _submit(self, key: int, work: Work, request: TokenRequest, compute_up_to: int = 0) -> None:
         try:
@@ -191,34 +234,60 @@ class EngineCore:
         self._events.append(Admitted(sequence.key, sequence.computed, starts_itself))
         if starts_itself:
             self._scheduler.start(sequence)
-        if sequence.work is Work.PREFILL:
+        if sequence.is_prefill:
             self._announce(sequence)
 
-    def _execute(self, rows: list[Row]) -> None:
+    def _launch(self) -> bool:
+        step = self._scheduler.plan()
+        for sequence in step.preempted:
+            self._runner.forget(sequence.key)
+        if not step.parts:
+            return False
         self._steps += 1
         self._pool.launch(self._steps)
-        parts = [sequence.part(end) for sequence, end in rows]
-        results = self._runner.execute(parts)
-        self._pool.finish(self._steps)
-        for row, result in zip(rows, results, strict=True):
-            self._apply(row.sequence, row.end, result)
+        self._runner.launch(step.parts)
+        self._flights.append(Flight(self._steps, step))
+        return True
 
-    def _apply(self, sequence: Sequence, end: int, result: PartResult) -> None:
-        if result.error is not None:
+    def _collect(self) -> None:
+        result = self._runner.collect()
+        number, step = self._flights.popleft()
+        self._pool.finish(number)
+        details, ended, waiting = result.details, Stage.ENDED, Stage.WAITING
+        rows = zip(step.sequences, step.parts, result.token_ids, strict=True)
+        for index, (sequence, part, token_id) in enumerate(rows):
+            detail = details.get(index, NO_DETAIL)
+            if part.start < sequence.prompt_length and detail.error is None:
+                self._prompt_computed += min(part.end, sequence.prompt_length) - part.start
+            if sequence.stage is waiting:
+                self._apply_to_preempted(sequence, token_id, detail)
+            elif sequence.stage is not ended:
+                self._apply(sequence, part.end, token_id, detail)
+
+    def _apply(self, sequence: Sequence, end: int, token_id: int | None, detail: PartDetail) -> None:
+        if detail.error is not None:
             self._pool.withdraw(sequence.blocks)  # what stands in them is in doubt
-            self._fail(sequence, result.error)
+            self._fail(sequence, detail.error)
             return
-        prompt_length = len(sequence.request.prompt)
-        if sequence.computed < prompt_length:
-            self._prompt_computed += min(end, prompt_length) - sequence.computed
-        sequence.computed = end
-        sequence.prompt_logprobs += result.prompt_logprobs
-        for block, name in sequence.unpublished():
+        for block, name in sequence.advance(end):
             self._pool.publish(block, name)
-        if sequence.work is Work.PREFILL:
+        if sequence.is_prefill:
             self._announce(sequence)
-        if result.token_id is not None:
-            self._on_drawn(sequence, result.token_id, result.logprob)
+        if detail.prompt_logprobs:
+            sequence.prompt_logprobs += detail.prompt_logprobs
+        if token_id is not None:
+            self._on_drawn(sequence, token_id, detail)
+
+    def _apply_to_preempted(self, sequence: Sequence, token_id: int | None, detail: PartDetail) -> None:
+        """A row was in flight when its sequence lost its blocks: of all it computed only the token is left.
+
+        An error is not the sequence's end: its context is recomputed, and what still fails then fails it.
+        """
+        if token_id is None:
+            sequence.lose_draw()
+        else:
+            sequence.prompt_logprobs += detail.prompt_logprobs
+            self._on_drawn(sequence, token_id, detail)
 
     def _announce(self, sequence: Sequence) -> None:
         """Report the blocks of a prefill that have become final; the last one may be partly filled."""
@@ -230,19 +299,22 @@ class EngineCore:
             tokens = sequence.computed if whole else filled * sequence.block_size
             self._events.append(Filled(sequence.key, FilledBlocks(first, filled - first, tokens)))
 
-    def _on_drawn(self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> None:
+    def _on_drawn(self, sequence: Sequence, token_id: int, detail: PartDetail) -> None:
         self._generated += 1
         is_first = not sequence.delivered
         finish = sequence.accept(token_id)
+        logprob = detail.logprob
+        if not is_first and finish is None and logprob is None:
+            self._drawn_keys.append(sequence.key)
+            self._drawn_tokens.append(token_id)
+            return
         prompt_logprobs = ()
         if is_first and sequence.request.prompt_logprobs is not None:
             prompt_logprobs = tuple(sequence.prompt_logprobs)
-        if sequence.work is Work.PREFILL:
+        if sequence.is_prefill:
             first = FirstToken(token_id, sequence.usage(), logprob, prompt_logprobs, finish)
             self._events.append(First(sequence.key, first))
             self._scheduler.pin(sequence)
-        elif logprob is None and finish is None and not is_first:
-            self._drawn.append((sequence.key, token_id))
         else:
             self._stream(sequence, token_id, logprob, prompt_logprobs, finish, is_first=is_first)
 
@@ -279,4 +351,8 @@ class EngineCore:
 
     def _end(self, sequence: Sequence) -> None:
         del self._live[sequence.key]
+        self._drop(sequence)
+
+    def _drop(self, sequence: Sequence) -> None:
         self._scheduler.drop(sequence)
+        self._runner.forget(sequence.key)

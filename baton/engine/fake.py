@@ -4,6 +4,9 @@ The "KV" of a position is a 16-byte digest chained over all tokens up to it, so 
 that real KV depends on. Before a part is computed, every position before it is checked against the tokens: bytes that
 went to a wrong block, came from another prompt, or were overwritten too early fail the request with CorruptTransfer.
 (Blocks that were right once are only read again when one of them has been written to since.)
+
+A launched step is computed when it is collected, as late as can be, and on a copy of what it was given. So a token in
+flight is really unknown until then, and blocks that are given away too early are seen to be wrong.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import math
 import struct
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,7 +22,7 @@ from hashlib import blake2b
 
 from baton.core.errors import CorruptTransfer
 from baton.core.types import KvFormat, ModelCard, Sampling, TokenLogprob
-from baton.engine.runner import Draw, Part, PartResult
+from baton.engine.runner import Draw, Part, PartDetail, StepResult
 
 DIGEST_BYTES = 16
 EOS = 2
@@ -46,8 +50,8 @@ class FakeRunner:
     """Satisfies ``Runner``. What it draws depends on the context, the seed (if temperature > 0), the forbidden ids and,
     with penalties, on where the prompt ends.
 
-    ``on_step`` is called in the engine's thread before a step is computed: a test may wait there. ``step_seconds`` is
-    the time a step takes, for demos.
+    ``on_step`` is called in the engine's thread when a step is launched: a test may wait there. ``step_seconds`` is
+    the time a step takes, for demos. Wrong use of the protocol is a bug of the caller: RuntimeError.
     """
 
     def __init__(
@@ -55,11 +59,13 @@ class FakeRunner:
         card: ModelCard,
         total_blocks: int,
         *,
+        steps_ahead: int = 0,
         step_seconds: float = 0.0,
         on_step: Callable[[Sequence[Part]], None] | None = None,
     ) -> None:
         self.card = card
         self.total_blocks = total_blocks
+        self.steps_ahead = steps_ahead
         self._step_seconds = step_seconds
         self._on_step = on_step
         self._block_size = card.format.block_size
@@ -68,13 +74,29 @@ class FakeRunner:
         self._writes = 0
         self._written = [0] * total_blocks  # per block, the number of the last write to it
         self._verified: dict[int, _Verified] = {}  # per block, the prefix that was seen to be right up to its end
+        self._flights: deque[list[Part]] = deque()
+        self._drawing: set[int] = set()  # keys for which the step launched last draws
+        self._drawn: dict[int, int] = {}  # by key, what the step collected last has drawn
 
-    def execute(self, parts: Sequence[Part]) -> list[PartResult]:
+    def launch(self, parts: Sequence[Part]) -> None:
         if self._on_step is not None:
             self._on_step(parts)
+        if len(self._flights) > self.steps_ahead:
+            raise RuntimeError(f"{len(self._flights)} steps are in flight, {self.steps_ahead} may be")
+        self._flights.append([self._copied(part) for part in parts])
+        self._drawing = {part.key for part in parts if part.draw is not None}
+
+    def collect(self) -> StepResult:
         if self._step_seconds:
             time.sleep(self._step_seconds)
-        return [self._compute(part) for part in parts]
+        parts = self._flights.popleft()
+        results = [self._compute(self._resolved(part)) for part in parts]
+        self._drawn = {p.key: token for p, (token, _) in zip(parts, results, strict=True) if token is not None}
+        details = {index: detail for index, (_, detail) in enumerate(results) if detail is not None}
+        return StepResult([token for token, _ in results], details)
+
+    def forget(self, key: int) -> None:
+        self._drawing.discard(key)
 
     def read_blocks(self, blocks: Sequence[int]) -> bytes:
         return b"".join(_planes(self._pool[b * self._block_bytes : (b + 1) * self._block_bytes]) for b in blocks)
@@ -87,7 +109,26 @@ class FakeRunner:
     def close(self) -> None:
         self._pool.clear()
 
-    def _compute(self, part: Part) -> PartResult:
+    def _copied(self, part: Part) -> Part:
+        """The part as it is now; its sequence's lists go on changing."""
+        missing = part.end - len(part.context)
+        if missing > 0 and (missing > 1 or not self._flights or part.key not in self._drawing):
+            raise RuntimeError(f"part {part.key}: {missing} tokens up to {part.end} are neither known nor being drawn")
+        if part.draw is not None and missing < 0:
+            raise RuntimeError(f"part {part.key}: draws after {part.end} of {len(part.context)} known tokens")
+        return part._replace(context=list(part.context[: part.end]), blocks=list(part.blocks))
+
+    def _resolved(self, part: Part) -> Part | None:
+        """The part with the token that was in flight when it was launched; None when the draw failed."""
+        if len(part.context) == part.end:
+            return part
+        token = self._drawn.get(part.key)
+        return None if token is None else part._replace(context=[*part.context, token])
+
+    def _compute(self, part: Part | None) -> tuple[int | None, PartDetail | None]:
+        """The token and what else there is to say; of a part without its last token, nothing."""
+        if part is None:
+            return None, None
         verified = self._recall(part)
         digest = verified.digest
         rows: list[bytes] = []
@@ -96,7 +137,8 @@ class FakeRunner:
             at = block * self._block_bytes
             known = max(0, min(part.start - start, len(tokens))) * DIGEST_BYTES
             if self._pool[at : at + known] != expected[:known]:
-                return PartResult(error=CorruptTransfer(f"KV of positions {start}..{start + len(tokens) - 1} is wrong"))
+                wrong = CorruptTransfer(f"KV of positions {start}..{start + len(tokens) - 1} is wrong")
+                return None, PartDetail(error=wrong)
             if known < len(expected):
                 self._put(block, known, expected[known:])
             elif start + len(tokens) == part.start // self._block_size * self._block_size:
@@ -104,16 +146,22 @@ class FakeRunner:
             if part.prompt_logprobs is not None:
                 rows += (expected[i : i + DIGEST_BYTES] for i in range(known, len(expected), DIGEST_BYTES))
             digest = expected[-DIGEST_BYTES:]
+        return self._results(part, rows, digest)
+
+    def _results(self, part: Part, rows: list[bytes], digest: bytes) -> tuple[int | None, PartDetail | None]:
+        """What follows from the digests of the part's ``rows`` (kept for prompt log-probabilities) and the last one."""
         prompt_logprobs = tuple(
             _logprob(_candidates(row, self.card.vocab_size), token, part.prompt_logprobs or 0)
             for row, token in zip(rows, part.targets, strict=False)
         )
-        if part.draw is None:
-            return PartResult(prompt_logprobs=prompt_logprobs)
-        ranked = _candidates(digest, self.card.vocab_size)
-        token_id = _draw(ranked, digest, len(part.context), part.draw)
-        logprob = None if part.draw.logprobs is None else _logprob(ranked, token_id, part.draw.logprobs)
-        return PartResult(token_id, logprob, prompt_logprobs)
+        token_id = logprob = None
+        if part.draw is not None:
+            ranked = _candidates(digest, self.card.vocab_size)
+            token_id = _draw(ranked, digest, part.end, part.draw)
+            logprob = None if part.draw.logprobs is None else _logprob(ranked, token_id, part.draw.logprobs)
+        if logprob is None and not prompt_logprobs:
+            return token_id, None
+        return token_id, PartDetail(logprob, prompt_logprobs)
 
     def _spans(self, part: Part, skip: int) -> Iterator[tuple[int, int, tuple[int, ...]]]:
         """Block id, first position and tokens of each block of the context but the first ``skip``."""

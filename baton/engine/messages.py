@@ -157,14 +157,21 @@ Event = Admitted | Filled | First | Streamed | Failed | Written | BlocksRead | R
 
 
 @dataclass(frozen=True, slots=True)
-class StepReport:
-    """Everything that happened since the last report: one message a step.
+class Drawn:
+    """Requests that got one token and nothing else, which is nearly all of them nearly always.
 
-    ``drawn`` holds (key, token id) of requests that got one token and nothing else, which is nearly all of them nearly
-    always; the rest is in ``events``. A key is in one of both.
+    ``token_ids[i]`` is the token of ``keys[i]``: two flat tuples take a third of the time that pairs take.
     """
 
-    drawn: tuple[tuple[int, int], ...]
+    keys: tuple[int, ...] = ()
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """Everything that happened since the last report: what a step brought for a key is in one of both."""
+
+    drawn: Drawn
     events: tuple[Event, ...]
     stats: EngineStats
     change: BlockChange | None

@@ -7,6 +7,7 @@ channel does, or with the front's death; a bug in the runner ends it with a trac
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import signal
 import socket
@@ -24,15 +25,23 @@ from baton.engine.runner import Runner
 
 
 def serve(runner: Runner, config: EngineConfig, channel: SyncChannel, clock: Clock) -> None:
-    """Announce the engine and run it until the front hangs up. One report a step; asleep while there is no work."""
+    """Announce the engine and run it until the front hangs up; asleep while there is no work.
+
+    What commands and admissions bring about is reported before the step that follows them, which may take long.
+    """
     core = EngineCore(runner, config, clock)
     channel.send(Ready(runner.card, core.stats))
     while True:
         wait = 0.0 if core.has_work else core.idle_seconds()
+        was_told = False
         while channel.is_readable(wait):
             core.handle(channel.receive())
-            wait = 0.0
-        channel.send(core.step())
+            was_told, wait = True, 0.0
+        core.admit()
+        if was_told or core.has_news:
+            channel.send(core.report())
+        if core.run():
+            channel.send(core.report())
 
 
 def fake_runner(config: EngineConfig) -> FakeRunner:
@@ -90,6 +99,7 @@ def _run(config: EngineConfig, channel: SyncChannel) -> None:
     except BatonError as error:
         channel.send(LoadFailed(error))
         return
+    gc.freeze()  # what loading has made stays to the end: no collection between steps need look through it
     try:
         serve(runner, config, channel, SystemClock())
     finally:

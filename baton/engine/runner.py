@@ -1,14 +1,16 @@
 """The seam between scheduling and computing: parts of sequences in, drawn tokens out. No torch here.
 
-``EngineCore`` decides (scheduler, block pool); a ``Runner`` computes. The real one is ``baton.engine.torch_runner``,
-the torch-free twin for tests and demos ``baton.engine.fake``.
+``EngineCore`` decides (scheduler, block pool); a ``Runner`` computes. A step is launched, then collected. A runner that
+takes ``steps_ahead`` 1 is given the next step while one is still being computed: a sequence whose token is being drawn
+goes on from that token before anybody has seen it. The runner on the CPU is ``baton.engine.torch_runner``, the
+torch-free twin for tests and demos ``baton.engine.fake``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from baton.core.errors import BatonError
 from baton.core.types import ModelCard, Sampling, TokenLogprob
@@ -28,32 +30,41 @@ class Draw:
     logprobs: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One sequence's share of a step: compute ``context[start:]``, whose KV goes into ``blocks``.
+class Part(NamedTuple):
+    """One sequence's share of a step: compute rows [start, end) of its context, whose KV goes into ``blocks``.
 
-    ``context`` holds every token of the sequence up to the end of this part; the KV of ``context[:start]`` is in
-    ``blocks`` already. ``draw`` is None while more of the context is to come. With ``prompt_logprobs`` set, the result
-    carries log-probabilities for ``targets``: target i is the token that follows row i (it may be shorter than the
-    part: rows past the prompt's end have none).
+    The KV of ``context[:start]`` is in ``blocks``, or will be when the steps launched before have been computed.
+    ``context`` and ``blocks`` are the sequence's own lists and change after the launch. ``context`` holds prompt and
+    output as far as they are known: at least ``end`` tokens, or ``end - 1`` when the last one is what the step launched
+    just before draws for the same ``key``.
     """
 
+    key: int  # names the sequence for as long as it lives in the engine
     context: Sequence[int]
     start: int
+    end: int
     blocks: Sequence[int]
-    draw: Draw | None = None
-    prompt_logprobs: int | None = None
-    targets: Sequence[int] = ()
+    draw: Draw | None = None  # None while more of the context is to come
+    prompt_logprobs: int | None = None  # set: the result carries log-probabilities of ``targets``, so many alternatives
+    targets: Sequence[int] = ()  # target i is the token that follows row i; rows past the prompt's end have none
 
 
 @dataclass(frozen=True, slots=True)
-class PartResult:
-    """What a part yielded. ``error`` set: this sequence alone has failed (say, NaN logits); the others are sound."""
+class PartDetail:
+    """What a part yielded besides a token. ``error`` set: this sequence alone has failed (say, NaN logits)."""
 
-    token_id: int | None = None
     logprob: TokenLogprob | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     error: BatonError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """A step's results by the index of the part. ``token_ids`` has None for parts that drew nothing or failed;
+    ``details`` has entries only for parts that have any."""
+
+    token_ids: Sequence[int | None]
+    details: Mapping[int, PartDetail]
 
 
 class Runner(Protocol):
@@ -65,14 +76,33 @@ class Runner(Protocol):
     @property
     def total_blocks(self) -> int: ...
 
-    def execute(self, parts: Sequence[Part]) -> list[PartResult]:
-        """Run one step; results in the order of ``parts``. Never raises for one sequence's sake."""
+    @property
+    def steps_ahead(self) -> int:
+        """Steps that may be in flight when another one is launched: 0 or 1."""
+        ...
+
+    def launch(self, parts: Sequence[Part]) -> None:
+        """Queue one step, in the order of launches. Copies all that it needs of ``parts``; waits for no device."""
+        ...
+
+    def collect(self) -> StepResult:
+        """Wait for the oldest launched step and return its results. Never raises for one sequence's sake.
+
+        What a part yields that goes on from a token of a failed part means nothing, and must not fail the step.
+        """
+        ...
+
+    def forget(self, key: int) -> None:
+        """The sequence has ended or lost its blocks. Parts of it may be in flight, whose results still count; a part
+        launched later under the same key starts anew, with all of its context known."""
         ...
 
     def read_blocks(self, blocks: Sequence[int]) -> bytes:
-        """The blocks' KV bytes, concatenated, ``card.format.block_bytes`` each."""
+        """The blocks' KV bytes, concatenated, ``card.format.block_bytes`` each; of rows in flight none need be seen."""
         ...
 
-    def write_blocks(self, blocks: Sequence[int], payload: bytes) -> None: ...
+    def write_blocks(self, blocks: Sequence[int], payload: bytes) -> None:
+        """Fill blocks that no step in flight touches; steps launched later see it."""
+        ...
 
     def close(self) -> None: ...

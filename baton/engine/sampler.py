@@ -14,7 +14,7 @@ import torch
 from baton.core.errors import BatonError
 from baton.core.types import Sampling, TokenLogprob
 from baton.engine.philox import uniform
-from baton.engine.runner import Draw, PartResult
+from baton.engine.runner import Draw
 
 # How many of the likeliest tokens are sorted first when top_p needs an order; the nucleus seldom is larger.
 NUCLEUS_GUESS = 1024
@@ -28,7 +28,16 @@ class Row:
     context: Sequence[int]
 
 
-def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[PartResult]:
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What came of a row: a token, or (``error``) why there is none."""
+
+    token_id: int | None = None
+    logprob: TokenLogprob | None = None
+    error: BatonError | None = None
+
+
+def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[Sample]:
     """Draw one token a row.
 
     ``logits`` is float32 [len(rows), vocab]. A row that is not finite yields an error for that row alone.
@@ -39,7 +48,7 @@ def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[PartResult]:
     finite = torch.isfinite(best).tolist()
     greedy = ids.tolist()
     return [
-        _result(logits[index], row, greedy[index]) if finite[index] else PartResult(error=_not_finite(row))
+        _result(logits[index], row, greedy[index]) if finite[index] else Sample(error=_not_finite(row))
         for index, row in enumerate(rows)
     ]
 
@@ -58,11 +67,11 @@ def _not_finite(row: Row) -> BatonError:
     return BatonError(f"the model produced logits that are not finite at position {len(row.context)}")
 
 
-def _result(logits: torch.Tensor, row: Row, greedy: int) -> PartResult:
+def _result(logits: torch.Tensor, row: Row, greedy: int) -> Sample:
     draw = row.draw
     token_id = greedy if _is_plain(draw) else _draw(logits, row)
     logprob = None if draw.logprobs is None else logprob_of(logits, token_id, draw.logprobs)
-    return PartResult(token_id=token_id, logprob=logprob)
+    return Sample(token_id=token_id, logprob=logprob)
 
 
 def _is_plain(draw: Draw) -> bool:

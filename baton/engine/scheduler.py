@@ -4,6 +4,9 @@ Order is by priority, then arrival, everywhere: in the waiting queue, for decode
 the queue is never overtaken by a later one that happens to fit, so nobody starves. When blocks run out, the youngest
 sequence of the lowest priority gives up its blocks, goes back to where its rank puts it in the queue (the front of its
 priority) and is recomputed later; its tokens stay, so none is drawn or delivered twice.
+
+While a step is in flight the blocks given up are not free before it has finished. Whoever needed them misses a step,
+and until its next one nobody is admitted into what it waits for.
 """
 
 from __future__ import annotations
@@ -16,17 +19,24 @@ from baton.core.clock import Clock
 from baton.core.errors import Overloaded
 from baton.engine.blocks import BlockPool
 from baton.engine.config import EngineConfig
-from baton.engine.sequence import Sequence, Stage, Work
+from baton.engine.runner import Part
+from baton.engine.sequence import Sequence, Stage
 
 DEPARTURES = 16  # recent ends of requests from which the time to the next free place is estimated
 RETRY_SECONDS = (0.1, 10.0)  # bounds of what a refused caller is told to wait
 
 
-class Row(NamedTuple):
-    """A sequence's share of a step: its context from ``computed`` up to ``end``."""
+class Step(NamedTuple):
+    """What is computed together: ``parts[i]`` is the share of ``sequences[i]``."""
 
-    sequence: Sequence
-    end: int
+    sequences: list[Sequence]
+    parts: list[Part]
+    preempted: list[Sequence]  # who lost its blocks for the others' sake
+
+    def add(self, sequence: Sequence, count: int) -> None:
+        """The sequence's next ``count`` tokens."""
+        self.sequences.append(sequence)
+        self.parts.append(sequence.launch(sequence.launched + count))
 
 
 def _rank(sequence: Sequence) -> tuple[int, int]:
@@ -47,6 +57,7 @@ class Scheduler:
         self._resting = 0  # admitted, but not part of steps: held or pinned
         self._arrivals = 0
         self._departures: deque[float] = deque(maxlen=DEPARTURES)
+        self._owed = 0  # blocks that those who missed the last step wait for
         self.preemptions = 0
 
     @property
@@ -77,7 +88,11 @@ class Scheduler:
         insort(self._waiting, sequence, key=_rank)
 
     def admit(self) -> list[Sequence]:
-        """Give blocks to waiting sequences, in order, until one does not fit. Returns the newly admitted."""
+        """Give blocks to waiting sequences, in order, until one does not fit. Returns the newly admitted.
+
+        Nobody who waits has a row in flight: a step that preempts is launched just before the one before it is
+        collected, and both come before the next admission.
+        """
         admitted: list[Sequence] = []
         while (sequence := self._admissible()) is not None:
             allocation = self._pool.allocate(sequence.sharable_hashes(), self._blocks_wanted(sequence))
@@ -85,7 +100,7 @@ class Scheduler:
                 break
             self._waiting.pop(0)
             sequence.give_blocks(allocation)
-            if sequence.work is Work.DECODE and not sequence.preemptions:
+            if not sequence.is_prefill and not sequence.preemptions:
                 sequence.stage = Stage.HELD
                 self._resting += 1
             else:
@@ -112,6 +127,7 @@ class Scheduler:
             self._running.remove(sequence)
         else:
             self._resting -= 1
+        sequence.stage = Stage.ENDED
         self._pool.release(sequence.take_blocks())
         self._departures.append(self._clock.now())
 
@@ -126,47 +142,52 @@ class Scheduler:
 
     # --- a step -------------------------------------------------------------------------------------------------------
 
-    def plan(self) -> list[Row]:
-        """The rows of the next step: one decode token for everyone who decodes, then prefill chunks into what is left.
+    def plan(self) -> Step:
+        """The next step: one decode token for everyone who decodes, then prefill chunks into what is left.
 
-        At most ``max_step_tokens`` tokens in all.
+        At most ``max_step_tokens`` tokens in all, which count as launched from now on. A victim of preemption stands
+        behind the one that needs its blocks, or is it, so whoever has a part already keeps it.
         """
-        rows = self._decode_rows()
-        budget = self._config.max_step_tokens - len(rows)
-        for sequence in self._running:
+        step = Step([], [], [])
+        unfinished: list[Sequence] = []
+        self._owed = 0
+        for sequence in tuple(self._running):
+            pending = sequence.length - sequence.launched
+            if pending == 1:
+                if sequence.launched < sequence.capacity or self._make_room(sequence, step.preempted):
+                    step.add(sequence, 1)
+            elif pending:
+                unfinished.append(sequence)
+        self._add_chunks(step, unfinished)
+        return step
+
+    def _add_chunks(self, step: Step, unfinished: list[Sequence]) -> None:
+        budget = self._config.max_step_tokens - len(step.parts)
+        for sequence in unfinished:
             if not budget:
-                break
-            if sequence.pending > 1:
-                chunk = min(sequence.pending, budget)
-                rows.append(Row(sequence, sequence.computed + chunk))
-                budget -= chunk
-        return rows
-
-    def _decode_rows(self) -> list[Row]:
-        """Rows of sequences with one token to compute. A victim stands behind the one that needs its blocks, or is it,
-        so whoever has a row already keeps it."""
-        rows: list[Row] = []
-        index = 0
-        while index < len(self._running):
-            sequence = self._running[index]
-            if sequence.pending == 1 and self._make_room(sequence):
-                rows.append(Row(sequence, sequence.computed + 1))
+                return
             if sequence.stage is Stage.RUNNING:
-                index += 1
-        return rows
+                chunk = min(sequence.length - sequence.launched, budget)
+                step.add(sequence, chunk)
+                budget -= chunk
 
-    def _make_room(self, sequence: Sequence) -> bool:
-        """A block for the sequence's next token, at the cost of others if need be. False: it was preempted itself."""
-        while sequence.computed >= sequence.capacity:
+    def _make_room(self, sequence: Sequence, preempted: list[Sequence]) -> bool:
+        """A block for the sequence's next token, at the cost of others if need be.
+
+        False: there is none for this step, because it was preempted itself or the block is still in use.
+        """
+        while sequence.stage is Stage.RUNNING:
             block = self._pool.grow()
             if block is not None:
-                sequence.blocks.append(block)
-                continue
+                sequence.add_block(block)
+                return True
+            if self._owed < self._pool.fenced:
+                self._owed += 1
+                return False
             victim = next(s for s in reversed(self._running) if s.is_preemptible)
             self._preempt(victim)
-            if victim is sequence:
-                return False
-        return True
+            preempted.append(victim)
+        return False
 
     def _preempt(self, victim: Sequence) -> None:
         self._running.remove(victim)
@@ -185,7 +206,7 @@ class Scheduler:
         if not self._waiting or self.running >= self._max_admitted:
             return None
         head = self._waiting[0]
-        fits = self._pool.can_allocate(head.sharable_hashes(), self._blocks_wanted(head))
+        fits = self._pool.can_allocate(head.sharable_hashes(), self._blocks_wanted(head) + self._owed)
         return head if fits else None
 
     def _blocks_wanted(self, sequence: Sequence) -> int:

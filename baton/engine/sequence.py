@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 from baton.core.blockhash import child_hash, root_hash
@@ -22,13 +23,16 @@ class Stage(StrEnum):
     HELD = "held"  # holds blocks, waits for its context to be written or for the word to compute it
     RUNNING = "running"  # takes part in steps
     PINNED = "pinned"  # a finished prefill, whose blocks are being read
+    ENDED = "ended"  # holds nothing; a step in flight may still compute for it, to no purpose
 
 
 class Sequence:
-    """A request's life. ``context`` is prompt + generated + output, only ever appended to.
+    """A request's life. ``context`` is prompt + generated + output as far as it is known, only ever appended to.
 
-    ``computed`` leading tokens of the context have their KV in ``blocks``; ``pending`` are still to be computed, 1 in
-    steady decoding: the token drawn last.
+    ``computed`` leading tokens of the context have their KV in ``blocks``; for ``launched`` of them, no fewer, it is
+    there or a step in flight computes it. ``length`` counts what there is to compute: the context, the token in flight
+    (a launched step draws it) included, but never the last one that may be drawn. ``length - launched`` tokens are
+    still to be launched, 1 in steady decoding: the token drawn last.
     """
 
     def __init__(
@@ -42,7 +46,7 @@ class Sequence:
         compute_up_to: int = 0,
     ) -> None:
         self.key = key
-        self.work = work
+        self.is_prefill = work is Work.PREFILL
         self.request = request
         self.deadline = deadline
         self._compute_up_to = compute_up_to
@@ -50,22 +54,29 @@ class Sequence:
         self.arrival = 0
         self.preemptions = 0
         self.context = [*request.prompt, *request.generated]
+        self.length = len(self.context)
+        self.launched = 0
         self.computed = 0
         self.blocks: list[int] = []
+        self.capacity = 0  # tokens that the blocks have room for
         self.hits = 0
         self.published = 0
         self.announced_blocks = 0  # of a prefill: blocks already reported as filled
         self.cached_tokens: int | None = None  # of the first admission
+        self.delivered = False  # this engine has drawn, or was handed, at least one token of the request
         self.prompt_logprobs: list[TokenLogprob | None] = [None]
         self.block_size = card.format.block_size
         self._root = root_hash(salt=request.salt, weights_hash=card.weights_hash, kv_format=str(card.format))
         self._hashes: list[bytes] = []
-        self._prompt_length = len(request.prompt)
+        self.prompt_length = len(request.prompt)
         self._first_output = len(self.context)
         stop = request.stop
+        self._full_length = self.prompt_length + stop.max_tokens
+        self._computable = self.length if self.is_prefill else self._full_length - 1
+        self._early_length = self.prompt_length + stop.min_tokens  # a draw after fewer tokens must not end the answer
         self._stop_ids = frozenset(stop.stop_token_ids).union(() if stop.ignore_eos else card.eos_token_ids)
-        self._draw = Draw(request.sampling, self._prompt_length, (), request.logprobs)
-        self._early_draw = Draw(request.sampling, self._prompt_length, tuple(sorted(self._stop_ids)), request.logprobs)
+        self._draw = Draw(request.sampling, self.prompt_length, (), request.logprobs)
+        self._early_draw = Draw(request.sampling, self.prompt_length, tuple(sorted(self._stop_ids)), request.logprobs)
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -73,38 +84,24 @@ class Sequence:
         return (-self.request.priority, self.arrival)
 
     @property
-    def pending(self) -> int:
-        return len(self.context) - self.computed
-
-    @property
-    def capacity(self) -> int:
-        """Tokens that the blocks have room for."""
-        return len(self.blocks) * self.block_size
-
-    @property
     def output_tokens(self) -> int:
-        """Output so far, with that of earlier hops."""
-        return len(self.context) - self._prompt_length
-
-    @property
-    def delivered(self) -> bool:
-        """This engine has drawn, or was handed, at least one token of the request."""
-        return len(self.context) > self._first_output
+        """Known output, with that of earlier hops."""
+        return len(self.context) - self.prompt_length
 
     @property
     def starts_itself(self) -> bool:
         """Held with so little left to compute that it was told not to wait for the word."""
-        return self.stage is Stage.HELD and self.pending <= self._compute_up_to
+        return self.stage is Stage.HELD and self.length - self.launched <= self._compute_up_to
 
     @property
     def is_preemptible(self) -> bool:
         """A prefill is not: its blocks may be on their way to another worker at this moment."""
-        return self.work is Work.DECODE and self.stage is Stage.RUNNING
+        return not self.is_prefill and self.stage is Stage.RUNNING
 
     def usage(self) -> Usage:
         """``completion_tokens`` counts the output of earlier hops too: it is the request's total."""
-        cached = min(self.cached_tokens or 0, self._prompt_length)
-        return Usage(self._prompt_length, cached, self.output_tokens)
+        cached = min(self.cached_tokens or 0, self.prompt_length)
+        return Usage(self.prompt_length, cached, self.output_tokens)
 
     # --- blocks -------------------------------------------------------------------------------------------------------
 
@@ -114,7 +111,7 @@ class Sequence:
     def blocks_wanted(self, growth_window: int) -> int:
         """Blocks to reserve at admission: the context, and for an answer room to grow."""
         growth = 0
-        if self.work is Work.DECODE:
+        if not self.is_prefill:
             growth = min(self.request.stop.max_tokens - self.output_tokens, growth_window)
         return -(-(len(self.context) + growth) // self.block_size)
 
@@ -123,31 +120,39 @@ class Sequence:
 
         Prompt log-probabilities need the logits of every row, so nothing is shared while they are still owed.
         """
-        if self._owes_prompt_logprobs():
+        if self.request.prompt_logprobs is not None and not self.delivered:
             return []
         return self._hashes_to((len(self.context) - 1) // self.block_size)
 
     def give_blocks(self, allocation: Allocation) -> None:
         self.blocks = allocation.blocks
+        self.capacity = len(self.blocks) * self.block_size
         self.hits = self.published = allocation.hits
-        self.computed = allocation.hits * self.block_size
+        self.computed = self.launched = allocation.hits * self.block_size
         if self.cached_tokens is None:
             self.cached_tokens = self.computed
+        if not self.delivered:
+            del self.prompt_logprobs[1:]  # of an earlier attempt: they are owed again
+
+    def add_block(self, block: int) -> None:
+        self.blocks.append(block)
+        self.capacity += self.block_size
 
     def take_blocks(self) -> list[int]:
-        """Give up the blocks and all that was computed in them; the tokens stay."""
+        """Give up the blocks and all that was computed in them; the tokens stay, those in flight too."""
         blocks, self.blocks = self.blocks, []
-        self.computed = self.hits = self.published = 0
-        del self.prompt_logprobs[1:]
+        self.computed = self.launched = self.capacity = self.hits = self.published = 0
         return blocks
 
-    def unpublished(self) -> list[tuple[int, bytes]]:
-        """Computed full blocks that have not been offered to the prefix cache, with their names; then marks them."""
-        full = self.computed // self.block_size
+    def advance(self, end: int) -> Iterable[tuple[int, bytes]]:
+        """The context is computed up to ``end``. Returns full blocks that have not been offered to the prefix cache
+        yet, with their names."""
+        self.computed = end
+        full = end // self.block_size
         if full <= self.published:
-            return []
-        names = self._hashes_to(full)
-        fresh = [(self.blocks[i], names[i]) for i in range(self.published, full)]
+            return ()
+        names = self._hashes_to(full)[self.published :]
+        fresh = list(zip(self.blocks[self.published : full], names, strict=True))
         self.published = full
         return fresh
 
@@ -159,32 +164,41 @@ class Sequence:
 
     # --- tokens -------------------------------------------------------------------------------------------------------
 
-    def part(self, end: int) -> Part:
-        """The share of a step that computes the context up to ``end``; it draws when that is all of it."""
-        whole = end == len(self.context)
+    def launch(self, end: int) -> Part:
+        """The share of a step that computes the context up to ``end``, which counts as launched from now on.
+
+        It draws when nothing is left after that.
+        """
+        start, self.launched = self.launched, end
         draw = None
-        if whole:
-            draw = self._early_draw if self.output_tokens < self.request.stop.min_tokens else self._draw
-        context = self.context if whole else self.context[:end]
-        if not self._owes_prompt_logprobs():
-            return Part(context, self.computed, self.blocks, draw)
-        targets = self.request.prompt[self.computed + 1 : end + 1]
-        return Part(context, self.computed, self.blocks, draw, self.request.prompt_logprobs, targets)
+        if end == self.length:
+            draw = self._draw if end >= self._early_length else self._early_draw
+            if end < self._computable:
+                self.length = end + 1
+        alternatives = self.request.prompt_logprobs
+        if alternatives is None or start >= self._first_output or self.delivered:
+            return Part(self.key, self.context, start, end, self.blocks, draw)
+        targets = self.request.prompt[start + 1 : end + 1]
+        return Part(self.key, self.context, start, end, self.blocks, draw, alternatives, targets)
 
     def accept(self, token_id: int) -> FinishReason | None:
-        """Append a drawn token, which counts even when it is EOS or a stop id, and say whether it was the last."""
+        """Append a token that was in flight, which counts even when it is EOS or a stop id. Says whether it is the
+        last one."""
         self.context.append(token_id)
+        self.delivered = True
         if token_id in self._stop_ids:
             return FinishReason.STOP
-        if self.output_tokens >= self.request.stop.max_tokens:
+        if len(self.context) >= self._full_length:
             return FinishReason.LENGTH
         return None
 
+    def lose_draw(self) -> None:
+        """The blocks are given up and no token is in flight: the one that was did not come."""
+        self.length = len(self.context)
+
     def import_context(self, first: FirstToken) -> FinishReason | None:
         """All of the context was written to the blocks by another worker, which also drew ``first``."""
-        self.computed = len(self.context)
+        self.computed = self.launched = len(self.context)
         self.cached_tokens = first.usage.cached_tokens
+        self.length = min(self.computed + 1, self._computable)
         return self.accept(first.token_id)
-
-    def _owes_prompt_logprobs(self) -> bool:
-        return self.request.prompt_logprobs is not None and not self.delivered

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 
-from baton.core.types import ModelCard, TokenLogprob
+from baton.core.types import ModelCard
 from baton.engine import kvcache
 from baton.engine.decoder import Decoder, PackedStep
-from baton.engine.runner import Part, PartResult
-from baton.engine.sampler import Row, logprob_of, sample
+from baton.engine.runner import Part, PartDetail, StepResult
+from baton.engine.sampler import Row, Sample, logprob_of, sample
 
 
 class TorchRunner:
-    """Satisfies ``Runner`` over any ``Decoder`` and a pool from ``kvcache.allocate_pool``."""
+    """Satisfies ``Runner`` over any ``Decoder`` and a pool from ``kvcache.allocate_pool``; computes at once."""
+
+    steps_ahead = 0
 
     def __init__(self, decoder: Decoder, pool: torch.Tensor, card: ModelCard) -> None:
         self._decoder = decoder
         self._pool = pool
         self._card = card
+        self._results: deque[StepResult] = deque()
 
     @property
     def card(self) -> ModelCard:
@@ -31,10 +35,16 @@ class TorchRunner:
         return int(self._pool.shape[0])
 
     @torch.inference_mode()
-    def execute(self, parts: Sequence[Part]) -> list[PartResult]:
+    def launch(self, parts: Sequence[Part]) -> None:
         wanted = [_wanted_rows(part) for part in parts]
         logits = self._decoder.forward(_pack(parts, wanted), self._pool)
-        return _read(logits, parts, wanted)
+        self._results.append(_read(logits, parts, wanted))
+
+    def collect(self) -> StepResult:
+        return self._results.popleft()
+
+    def forget(self, key: int) -> None:
+        """Nothing is kept by sequence."""
 
     def read_blocks(self, blocks: Sequence[int]) -> bytes:
         return kvcache.read_blocks(self._pool, blocks)
@@ -48,14 +58,14 @@ class TorchRunner:
 
 def _wanted_rows(part: Part) -> range:
     """The rows of the part, counted from its first, whose logits are needed: a suffix or a prefix of it, or all."""
-    length = len(part.context) - part.start
+    length = part.end - part.start
     if part.prompt_logprobs is None:
         return range(length - 1, length) if part.draw is not None else range(0)
     return range(length if part.draw is not None else len(part.targets))
 
 
 def _pack(parts: Sequence[Part], wanted: Sequence[range]) -> PackedStep:
-    lengths = np.fromiter((len(part.context) - part.start for part in parts), np.int32, len(parts))
+    lengths = np.fromiter((part.end - part.start for part in parts), np.int32, len(parts))
     starts = np.zeros(len(parts) + 1, np.int32)
     np.cumsum(lengths, out=starts[1:])
     tokens = np.empty(starts[-1], np.int32)
@@ -64,8 +74,8 @@ def _pack(parts: Sequence[Part], wanted: Sequence[range]) -> PackedStep:
     rows: list[int] = []
     for index, part in enumerate(parts):
         first, last = starts[index], starts[index + 1]
-        tokens[first:last] = part.context[part.start :]
-        positions[first:last] = np.arange(part.start, part.start + lengths[index], dtype=np.int32)
+        tokens[first:last] = part.context[part.start : part.end]
+        positions[first:last] = np.arange(part.start, part.end, dtype=np.int32)
         tables[index, : len(part.blocks)] = part.blocks
         rows += [int(first) + row for row in wanted[index]]
     return PackedStep(
@@ -77,7 +87,7 @@ def _pack(parts: Sequence[Part], wanted: Sequence[range]) -> PackedStep:
     )
 
 
-def _read(logits: torch.Tensor, parts: Sequence[Part], wanted: Sequence[range]) -> list[PartResult]:
+def _read(logits: torch.Tensor, parts: Sequence[Part], wanted: Sequence[range]) -> StepResult:
     """Draw for the parts that ask for it, and attach the prompt's log-probabilities."""
     first, offsets = 0, []
     for rows in wanted:
@@ -88,14 +98,17 @@ def _read(logits: torch.Tensor, parts: Sequence[Part], wanted: Sequence[range]) 
     queries = [Row(part.draw, part.context) for part in parts if part.draw is not None]
     chosen = logits if len(last_rows) == logits.shape[0] else logits[last_rows]
     drawn = dict(zip(drawing, sample(chosen, queries), strict=True))
-    results = [drawn.get(index, PartResult()) for index in range(len(parts))]
+    details: dict[int, PartDetail] = {}
     for index, part in enumerate(parts):
-        if part.prompt_logprobs is not None and results[index].error is None:
-            results[index] = _with_prompt(results[index], part, logits[offsets[index] :])
-    return results
+        result = drawn.get(index, Sample())
+        if result.error is not None or result.logprob is not None or part.prompt_logprobs is not None:
+            details[index] = _detail(result, part, logits[offsets[index] :])
+    return StepResult([drawn[index].token_id if index in drawn else None for index in range(len(parts))], details)
 
 
-def _with_prompt(result: PartResult, part: Part, logits: torch.Tensor) -> PartResult:
-    top = part.prompt_logprobs or 0
-    scores: list[TokenLogprob] = [logprob_of(logits[row], target, top) for row, target in enumerate(part.targets)]
-    return PartResult(token_id=result.token_id, logprob=result.logprob, prompt_logprobs=tuple(scores))
+def _detail(result: Sample, part: Part, logits: torch.Tensor) -> PartDetail:
+    if result.error is not None or part.prompt_logprobs is None:
+        return PartDetail(result.logprob, error=result.error)
+    top = part.prompt_logprobs
+    scores = tuple(logprob_of(logits[row], target, top) for row, target in enumerate(part.targets))
+    return PartDetail(result.logprob, scores)

@@ -9,6 +9,7 @@ import pytest
 from baton.core.errors import CorruptTransfer
 from baton.engine.client import EngineClient, spawn_engine, threaded_engine
 from baton.engine.config import EngineConfig
+from baton.engine.fake import FakeRunner, fake_card
 from baton.engine.process import fake_runner
 from tests.contract.engine_contract import EngineContract
 from tests.contract.engine_driving import answer, assert_idle, drain, prompt, request, tokens_of
@@ -41,6 +42,14 @@ class TestThreadedFake(FakeContract):
 
     def open(self, config: EngineConfig) -> AbstractAsyncContextManager[EngineClient]:
         return threaded_engine(fake_runner(config), config)
+
+
+class TestFakeOneStepAhead(FakeContract):
+    chunk_sizes: ClassVar[tuple[int, ...]] = tuple(range(1, 23))
+
+    def open(self, config: EngineConfig) -> AbstractAsyncContextManager[EngineClient]:
+        card = fake_card(block_size=config.block_size)
+        return threaded_engine(FakeRunner(card, config.kv_blocks, steps_ahead=1), config)
 
 
 class TestSpawnedFake(FakeContract):

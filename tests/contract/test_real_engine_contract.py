@@ -13,6 +13,7 @@ from baton.engine.config import EngineConfig
 from baton.engine.load import build_runner
 from tests.contract.engine_contract import EngineContract
 from tests.goldens import DATA
+from tests.real_engines import AheadRunner
 
 
 class RealContract(EngineContract):
@@ -48,6 +49,13 @@ class TestNativeMixture(RealContract):
 class TestTorchLlama(RealContract):
     model = "llama-gqa-tied"
     backend = "torch"
+
+
+class TestNativeLlamaOneStepAhead(RealContract):
+    model = "llama-gqa-tied"
+
+    def open(self, config: EngineConfig) -> AbstractAsyncContextManager[EngineClient]:
+        return threaded_engine(AheadRunner(build_runner(config)), config)
 
 
 @pytest.mark.slow

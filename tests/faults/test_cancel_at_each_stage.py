@@ -17,6 +17,11 @@ from tests.stack import ENGINE, Stack, tokens
 REQUEST = tokens(200, request_id="cancelled")
 
 
+@pytest.fixture(params=[0, 1], ids=["in step", "one step ahead"], autouse=True)
+def steps_ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Stack, "steps_ahead", request.param)
+
+
 async def cancel(task: asyncio.Task[object]) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -20,6 +20,11 @@ from tests.stack import ENGINE, Answer, OfferGate, Stack, tokens
 REQUEST = tokens(200, seed=5, logprobs=2)
 
 
+@pytest.fixture(params=[0, 1], ids=["in step", "one step ahead"], autouse=True)
+def steps_ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Stack, "steps_ahead", request.param)
+
+
 async def check(stack: Stack, answer: Answer, *, by: str | None) -> None:
     """The answer is exact, its prompt was computed ``by`` that worker (None: by decode), and nothing is left."""
     assert answer.content == (await stack.alone(REQUEST)).content

@@ -6,7 +6,7 @@ many of them as the vocabulary has ids they are the logits themselves, less thei
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -14,13 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.core.types import Sampling, StopRules, TokenRequest
+from baton.engine.config import EngineConfig
 from baton.engine.load import build_runner
-from baton.engine.runner import Part
+from baton.engine.runner import Part, Runner
 from tests.real_engines import (
     ALL,
     SAMPLINGS,
     UNLIKE,
     VOCABULARY,
+    AheadRunner,
     alone,
     gated,
     prompt,
@@ -151,7 +153,17 @@ def jobs(draw: st.DrawFn) -> Job:
     return Job(wanted, draw(st.integers(0, 20)), draw(st.sampled_from([None, None, None, 1, 5, 20])))
 
 
-@pytest.mark.parametrize("name", UNLIKE)
+def in_step(config: EngineConfig) -> Runner:
+    return build_runner(config)
+
+
+def one_step_ahead(config: EngineConfig) -> Runner:
+    return AheadRunner(build_runner(config))
+
+
+@pytest.mark.parametrize(
+    ("name", "runner"), [*((name, in_step) for name in UNLIKE), *((name, one_step_ahead) for name in UNLIKE[:2])]
+)
 @settings(max_examples=25, deadline=None)
 @given(
     mix=st.lists(jobs(), min_size=2, max_size=10),
@@ -166,12 +178,17 @@ def jobs(draw: st.DrawFn) -> Job:
     ),
 )
 def test_any_mix_under_any_pressure_gives_what_each_gets_alone(
-    name: str, mix: list[Job], block_size: int, spare: int, limits: dict[str, int]
+    name: str,
+    runner: Callable[[EngineConfig], Runner],
+    mix: list[Job],
+    block_size: int,
+    spare: int,
+    limits: dict[str, int],
 ) -> None:
     """Shared prefixes, arrivals at any step, clients that leave, pools that hardly hold one of the requests."""
     longest = max(len(job.request.prompt) + job.request.stop.max_tokens for job in mix)
     config = real_config(name, block_size=block_size, kv_blocks=-(-longest // block_size) + spare, **limits)
-    driver = real_driver(config)
+    driver = CoreDriver(runner(config), config)
     for job, key in zip(mix, run_mix(driver, mix), strict=True):
         outcome, expected = driver.outcomes[key], alone(name, job.request, block_size=block_size)
         assert outcome.error is None

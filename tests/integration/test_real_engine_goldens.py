@@ -13,7 +13,7 @@ from baton.engine.config import EngineConfig
 from baton.engine.load import build_runner
 from tests.contract.engine_driving import answer, assert_idle
 from tests.goldens import DATA, TINY, Golden, read_goldens
-from tests.real_engines import real_config, request, together
+from tests.real_engines import AheadRunner, real_config, request, together
 
 TOLERANCE = 1e-3  # of log-probabilities: the reference sums in another order
 MORE_THAN_COMPARED = 8  # likeliest ids, of which five are compared: nearly equal ones may change places at the end
@@ -51,6 +51,17 @@ def test_tiny_goldens_are_exact_from_the_bare_engine(directory: Path, backend: s
 
     async def main() -> None:
         async with threaded_engine(build_runner(config), config) as engine:
+            await assert_exact(engine, read_goldens(directory / "golden.jsonl"))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("directory", TINY, ids=lambda path: path.name)
+def test_tiny_goldens_are_exact_one_step_ahead(directory: Path) -> None:
+    config = real_config(directory.name)
+
+    async def main() -> None:
+        async with threaded_engine(AheadRunner(build_runner(config)), config) as engine:
             await assert_exact(engine, read_goldens(directory / "golden.jsonl"))
 
     asyncio.run(main())

@@ -12,6 +12,11 @@ from tests.networks import NetworkFactory
 from tests.stack import Answer, Stack, tokens
 
 
+@pytest.fixture(params=[0, 1], ids=["in step", "one step ahead"], autouse=True)
+def steps_ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Stack, "steps_ahead", request.param)
+
+
 def test_split_equals_local_field_by_field(network: NetworkFactory) -> None:
     async def run() -> None:
         async with Stack(network=network) as stack:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from baton.core.clock import ManualClock
 from baton.core.errors import BatonError
@@ -134,7 +135,7 @@ class CoreDriver:
 
     def step(self) -> None:
         report = self.core.step()
-        for key, token_id in report.drawn:
+        for key, token_id in zip(report.drawn.keys, report.drawn.token_ids, strict=True):
             self._add_chunk(key, TokenChunk((token_id,)))
         for event in report.events:
             self._on_event(event)
@@ -191,13 +192,18 @@ class CoreDriver:
 class Driver(CoreDriver):
     """Over a fake runner."""
 
+    steps_ahead: ClassVar[int] = 0  # of drivers that are not told otherwise; a test module may run under both
+
     def __init__(
         self,
         total_blocks: int = 64,
         *,
         block_size: int = 4,
+        steps_ahead: int | None = None,
         on_step: Callable[[Sequence[Part]], None] | None = None,
         **config: int,
     ) -> None:
-        self.runner = FakeRunner(fake_card(block_size=block_size), total_blocks, on_step=on_step)
+        card = fake_card(block_size=block_size)
+        steps_ahead = self.steps_ahead if steps_ahead is None else steps_ahead
+        self.runner = FakeRunner(card, total_blocks, steps_ahead=steps_ahead, on_step=on_step)
         super().__init__(self.runner, EngineConfig(**config))  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from baton.core.errors import InvalidRequest, Overloaded
 from baton.core.types import EngineStats
 from baton.engine.channel import READ_AHEAD, AsyncChannel, ChannelClosed, SyncChannel, _encode, _Frames
-from baton.engine.messages import BlocksRead, Failed, Refused, StepReport, Write
+from baton.engine.messages import BlocksRead, Drawn, Failed, Refused, StepReport, Write
 
 PAYLOAD = bytes(range(256)) * 32_768  # 8 MiB: more than any socket buffer
 
@@ -21,11 +21,12 @@ def test_messages_and_payloads_cross_both_ways_intact() -> None:
     async def main() -> None:
         ours, theirs = socket.socketpair()
         received: list[object] = []
+        events = (BlocksRead(3, PAYLOAD), BlocksRead(4, b""))
 
         def engine() -> None:
             channel = SyncChannel(theirs)
             received.append(channel.receive())
-            report = StepReport(((1, 2),), (BlocksRead(3, PAYLOAD), BlocksRead(4, b"")), EngineStats(steps=9), None)
+            report = StepReport(Drawn((1,), (2,)), events, EngineStats(steps=9), None)
             channel.send(report)
             channel.close()
 
@@ -35,7 +36,7 @@ def test_messages_and_payloads_cross_both_ways_intact() -> None:
         channel.send(Write(1, 2, 3, PAYLOAD))
         await channel.drain()
         report = await channel.receive()
-        assert report == StepReport(((1, 2),), (BlocksRead(3, PAYLOAD), BlocksRead(4, b"")), EngineStats(steps=9), None)
+        assert report == StepReport(Drawn((1,), (2,)), events, EngineStats(steps=9), None)
         assert received == [Write(1, 2, 3, PAYLOAD)]
         with pytest.raises(ChannelClosed):
             await channel.receive()
@@ -93,7 +94,9 @@ SIZES = st.one_of(
 @given(st.lists(st.tuples(SIZES, SIZES), min_size=1, max_size=5), st.lists(st.integers(1, 70_000), min_size=1))
 def test_messages_come_out_whole_however_the_bytes_come_in(sizes: list[tuple[int, int]], reads: list[int]) -> None:
     sent = [
-        StepReport(((i, i),), (BlocksRead(1, PAYLOAD[:one]), BlocksRead(2, PAYLOAD[1 : two + 1])), EngineStats(), None)
+        StepReport(
+            Drawn((i,), (i,)), (BlocksRead(1, PAYLOAD[:one]), BlocksRead(2, PAYLOAD[1 : two + 1])), EngineStats(), None
+        )
         for i, (one, two) in enumerate(sizes)
     ]
     stream = memoryview(b"".join(piece for message in sent for piece in _encode(message)))

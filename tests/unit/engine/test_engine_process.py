@@ -198,6 +198,25 @@ def test_a_request_cancelled_during_a_step_is_gone_after_that_step() -> None:
     asyncio.run(main())
 
 
+def test_an_admission_is_told_before_the_step_that_follows_it() -> None:
+    proceed = threading.Event()
+
+    def gate(parts: Sequence[Part]) -> None:
+        assert proceed.wait(PATIENCE)
+
+    async def main() -> None:
+        async with (
+            threaded_engine(FakeRunner(fake_card(), 256, on_step=gate), CONFIG) as engine,
+            engine.reserve(SHORT, compute_up_to=len(SHORT.prompt)) as reservation,
+        ):
+            assert engine.stats.steps == 0
+            proceed.set()
+            async with aclosing(reservation.decode(None)) as chunks:
+                assert len([chunk async for chunk in chunks]) == 3
+
+    asyncio.run(main())
+
+
 def test_closing_the_engine_ends_whoever_still_waits() -> None:
     async def main() -> None:
         async with threaded_engine(FakeRunner(fake_card(), 256), CONFIG) as engine:

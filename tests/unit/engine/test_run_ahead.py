@@ -1,0 +1,350 @@
+"""An engine one step ahead of its runner says what one says that waits for each step, whatever happens around it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.core.errors import BatonError, CorruptTransfer
+from baton.core.types import FinishReason, Sampling, StopRules, TokenRequest
+from baton.engine.config import EngineConfig
+from baton.engine.fake import FakeRunner, fake_card
+from baton.engine.runner import Part, PartDetail, StepResult
+from tests.unit.engine.core_driver import STEPS, CoreDriver, Driver, Outcome, prompt, request
+
+SAMPLINGS = (Sampling(), Sampling(temperature=0.7, seed=11, repetition_penalty=1.1))
+
+
+@dataclass(frozen=True)
+class Job:
+    """``leaves``: so many steps after its arrival its client gives up; None: it stays to the end."""
+
+    request: TokenRequest
+    arrives: int
+    leaves: int | None
+    is_prefill: bool
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> Job:
+    """Shared prefixes, and stop ids that are drawn at any point: a prompt's answer hits one id in ``rarity``."""
+    tokens = (*prompt(draw(st.integers(0, 12))), *prompt(draw(st.integers(1, 8)), draw(st.integers(0, 2))))
+    generated = prompt(draw(st.integers(0, 2)), 5)
+    new = draw(st.integers(1, 16))
+    rarity = draw(st.sampled_from([4, 8, 512]))
+    stop = StopRules(
+        len(generated) + new,
+        min_tokens=draw(st.integers(0, len(generated) + new)),
+        stop_token_ids=tuple(range(draw(st.integers(0, 3)), 512, rarity)),
+        ignore_eos=draw(st.booleans()),
+    )
+    wanted = request(
+        tokens,
+        generated=generated,
+        priority=draw(st.integers(0, 2)),
+        sampling=draw(st.sampled_from(SAMPLINGS)),
+        logprobs=draw(st.sampled_from([None, None, 1])),
+        prompt_logprobs=draw(st.sampled_from([None, None, 1])),
+        stop=stop,
+    )
+    leaves = draw(st.one_of(st.none(), st.none(), st.integers(0, 25)))
+    return Job(wanted, draw(st.integers(0, 20)), leaves, draw(st.sampled_from([False, False, False, True])))
+
+
+def alone(job: Job) -> Outcome:
+    """What an engine in step answers that has nothing else to do."""
+    driver = Driver(512, steps_ahead=0)
+    if not job.is_prefill:
+        return driver.answer(job.request)
+    key = driver.prefill(job.request)
+    driver.first_token(key)
+    return driver.outcomes[key]
+
+
+def ahead(blocks: int, block_size: int, **config: int) -> CoreDriver:
+    return CoreDriver(FakeRunner(fake_card(block_size=block_size), blocks, steps_ahead=1), EngineConfig(**config))  # type: ignore[arg-type]
+
+
+def play(driver: CoreDriver, mix: Sequence[Job]) -> list[int]:
+    """Every arrival and departure, until nobody is left; returns the keys in the order of ``mix``."""
+    keys: dict[int, int] = {}
+    gone: set[int] = set()
+    for now in range(STEPS):
+        for index, job in enumerate(mix):
+            if job.arrives == now:
+                keys[index] = driver.prefill(job.request) if job.is_prefill else driver.reserve(job.request)
+                if not job.is_prefill:
+                    driver.decode_when_admitted(keys[index], after=index % 3)
+            elif index in keys and index not in gone and _leaves(driver, job, keys[index], now):
+                driver.release(keys[index])
+                gone.add(index)
+        if len(keys) == len(mix) and all(i in gone or driver.outcomes[key].is_over for i, key in keys.items()):
+            return [keys[index] for index in range(len(mix))]
+        driver.step()
+    raise AssertionError("the engine does not come to an end")
+
+
+def _leaves(driver: CoreDriver, job: Job, key: int, now: int) -> bool:
+    is_done = driver.outcomes[key].first is not None
+    return is_done or (job.leaves is not None and job.arrives + job.leaves == now)
+
+
+def check(job: Job, found: Outcome) -> None:
+    expected = alone(job)
+    assert found.error is None
+    if job.is_prefill:
+        check_prefill(found, expected)
+        return
+    count = len(found.chunks)
+    assert found.tokens == expected.tokens[:count]
+    assert [c.logprobs for c in found.chunks] == [c.logprobs for c in expected.chunks[:count]]
+    assert [c.finish for c in found.chunks] == [c.finish for c in expected.chunks[:count]]
+    assert [c.prompt_logprobs for c in found.chunks] == [c.prompt_logprobs for c in expected.chunks[:count]]
+    if found.is_over:
+        assert count == len(expected.chunks)
+        last = found.chunks[-1].usage
+        assert last is not None
+        assert last.completion_tokens == len(job.request.generated) + count
+    else:
+        assert job.leaves is not None
+
+
+def check_prefill(found: Outcome, expected: Outcome) -> None:
+    assert expected.first is not None
+    at = 0
+    for blocks in found.filled:
+        assert (blocks.first_block, blocks.block_count > 0) == (at, True)
+        at += blocks.block_count
+    if found.first is not None:
+        usage_limit = expected.first.usage.prompt_tokens
+        usage = dataclasses.replace(expected.first.usage, cached_tokens=min(found.cached_tokens or 0, usage_limit))
+        assert found.first == dataclasses.replace(expected.first, usage=usage)
+        assert found.filled[-1].tokens == expected.filled[-1].tokens
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    mix=st.lists(jobs(), min_size=1, max_size=9),
+    spare=st.integers(0, 14),
+    limits=st.fixed_dictionaries(
+        {
+            "growth_window": st.sampled_from([0, 2, 256]),
+            "max_step_tokens": st.integers(1, 40),
+            "max_running": st.integers(1, 8),
+        }
+    ),
+)
+@pytest.mark.parametrize("block_size", [1, 4])
+def test_any_mix_under_any_pressure_is_answered_as_in_step(
+    block_size: int, mix: list[Job], spare: int, limits: dict[str, int]
+) -> None:
+    longest = max(len(job.request.prompt) + job.request.stop.max_tokens for job in mix)
+    blocks = -(-longest // block_size) + spare
+    driver = ahead(blocks, block_size, **limits)
+    for job, key in zip(mix, play(driver, mix), strict=True):
+        check(job, driver.outcomes[key])
+    driver.assert_idle()
+    assert driver.stats.free_blocks + driver.stats.cached_blocks == blocks
+
+
+# --- what is seen one step late ---------------------------------------------------------------------------------------
+
+
+def rows_of(steps: list[list[tuple[int, int]]]) -> list[tuple[int, int]]:
+    return [row for step in steps for row in step]
+
+
+def recorded(steps: list[list[tuple[int, int]]], **config: int) -> Driver:
+    """A driver one step ahead that notes (start, end) of each part of each step."""
+
+    def note(parts: Sequence[Part]) -> None:
+        steps.append([(part.start, part.end) for part in parts])
+
+    return Driver(steps_ahead=1, on_step=note, **config)
+
+
+def test_the_next_step_is_launched_before_the_token_is_known() -> None:
+    steps: list[list[tuple[int, int]]] = []
+    driver = recorded(steps)
+    key = driver.reserve(request(prompt(5), 4))
+    driver.step()
+    driver.decode(key)
+    driver.step()
+    driver.step()
+    assert (steps, driver.outcomes[key].tokens) == ([[(0, 5)], [(5, 6)]], driver.outcomes[key].tokens[:1])
+    assert len(driver.outcomes[key].tokens) == 1
+    driver.finish(key)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 5])
+def test_nothing_is_computed_past_the_last_token_that_may_be_drawn(max_tokens: int) -> None:
+    steps: list[list[tuple[int, int]]] = []
+    driver = recorded(steps)
+    outcome = driver.answer(request(prompt(9), max_tokens))
+    assert outcome.chunks[-1].finish is FinishReason.LENGTH
+    assert rows_of(steps) == [(0, 9), *((9 + i, 10 + i) for i in range(max_tokens - 1))]
+    driver.assert_idle()
+
+
+def test_a_prefill_computes_its_prompt_and_no_more() -> None:
+    steps: list[list[tuple[int, int]]] = []
+    driver = recorded(steps, max_step_tokens=6)
+    driver.first_token(driver.prefill(request(prompt(14), 40)))
+    assert rows_of(steps) == [(0, 6), (6, 12), (12, 14)]
+
+
+def test_the_token_after_a_stop_id_is_computed_but_neither_told_counted_nor_cached() -> None:
+    whole = alone(Job(request(prompt(9), 20), 0, None, False)).tokens
+    stop = whole[6]
+    wanted = request(prompt(9), stop=StopRules(20, stop_token_ids=(stop,), ignore_eos=True))
+    expected = whole[: whole.index(stop) + 1]
+    steps: list[list[tuple[int, int]]] = []
+    driver = recorded(steps)
+    outcome = driver.answer(wanted)
+    assert outcome.tokens == expected
+    assert driver.stats.tokens_generated == len(expected)
+    assert rows_of(steps)[-1] == (8 + len(expected), 9 + len(expected))
+    driver.assert_idle()
+    known = len(expected) + 8  # the last token has been drawn and never computed within the answer
+    assert driver.stats.cached_blocks == known // 4
+
+
+def test_an_overshoot_that_needs_a_new_block_returns_it() -> None:
+    """The stop id is the token that would open a block: the row in flight has taken one for it."""
+    for length in range(1, 9):
+        whole = alone(Job(request(prompt(length), 20), 0, None, False)).tokens
+        for at in range(6):
+            rules = StopRules(20, stop_token_ids=(whole[at],), ignore_eos=True)
+            driver = Driver(8, steps_ahead=1, growth_window=0)
+            driver.answer(request(prompt(length), stop=rules))
+            driver.assert_idle()
+
+
+def test_blocks_of_a_request_that_left_are_held_until_the_step_in_flight_has_finished() -> None:
+    driver = Driver(8, steps_ahead=1)
+    key = driver.reserve(request(prompt(8), 24))
+    driver.step()
+    driver.decode(key)
+    driver.step()
+    driver.release(key)
+    assert (driver.stats.held_blocks, driver.stats.running) == (8, 0)
+    driver.step()
+    assert driver.stats.held_blocks == 0
+    driver.assert_idle()
+
+
+def test_a_token_in_flight_outlives_the_preemption_of_its_sequence() -> None:
+    driver = Driver(10, steps_ahead=1, growth_window=0)
+    wanted = [request(prompt(8, i), 24) for i in range(2)]
+    keys = [driver.reserve(one) for one in wanted]
+    driver.step()
+    for key in keys:
+        driver.decode(key)
+    victim = driver.outcomes[keys[1]]
+    before = 0
+    for _ in range(STEPS):
+        before = len(victim.tokens)
+        driver.step()
+        if driver.stats.preemptions:
+            break
+    assert len(victim.tokens) == before + 1
+    driver.finish(*keys)
+    assert [driver.outcomes[k].tokens for k in keys] == [alone(Job(w, 0, None, False)).tokens for w in wanted]
+    driver.assert_idle()
+
+
+def test_whoever_waits_for_blocks_in_flight_is_not_robbed_by_an_admission() -> None:
+    """The victim stands at the head of the queue and would fit into the very blocks it gave up."""
+    driver = Driver(10, steps_ahead=1, growth_window=0)
+    keys = [driver.reserve(request(prompt(6 - 2 * i, i), 34, priority=1 - i)) for i in range(2)]
+    driver.step()
+    for key in keys:
+        driver.decode(key)
+    driver.run_until(lambda: driver.stats.preemptions > 0)
+    needy = len(driver.outcomes[keys[0]].tokens)
+    for _ in range(3):
+        driver.step()
+    assert len(driver.outcomes[keys[0]].tokens) >= needy + 2
+    driver.finish(*keys)
+    assert driver.stats.preemptions == 1
+    driver.assert_idle()
+
+
+def test_a_failed_row_fails_its_request_alone_although_the_next_one_is_in_flight() -> None:
+    driver = Driver(64, steps_ahead=1)
+    wanted = [request(prompt(13, i), 30) for i in range(2)]
+    keys = [driver.reserve(one) for one in wanted]
+    driver.step()
+    for key in keys:
+        driver.decode(key)
+    driver.run_until(lambda: len(driver.outcomes[keys[0]].tokens) > 2)
+    driver.runner.write_blocks(driver.core._live[keys[0]].blocks[1:2], b"x" * 64)
+    assert isinstance(driver.finish(keys[0]).error, CorruptTransfer)
+    told = len(driver.outcomes[keys[0]].tokens)
+    driver.finish(keys[1])
+    assert driver.outcomes[keys[1]].tokens == alone(Job(wanted[1], 0, None, False)).tokens
+    assert len(driver.outcomes[keys[0]].tokens) == told
+    driver.assert_idle()
+    assert driver.answer(wanted[0]).cached_tokens == 0
+
+
+class Faulty(FakeRunner):
+    """Its collected rows of the keys in ``broken`` have failed."""
+
+    broken: frozenset[int] = frozenset()
+
+    def collect(self) -> StepResult:
+        keys = [part.key for part in self._flights[0]]
+        result = super().collect()
+        failed = {i: PartDetail(error=BatonError("broken")) for i, key in enumerate(keys) if key in self.broken}
+        tokens = [None if i in failed else token for i, token in enumerate(result.token_ids)]
+        return StepResult(tokens, {**result.details, **failed})
+
+
+def crowded(wanted: Sequence[TokenRequest]) -> tuple[CoreDriver, Faulty, list[int]]:
+    """All of ``wanted`` decode in a pool that is too small for them."""
+    runner = Faulty(fake_card(block_size=4), 10, steps_ahead=1)
+    driver = CoreDriver(runner, EngineConfig(growth_window=0))
+    keys = [driver.reserve(one) for one in wanted]
+    driver.step()
+    for key in keys:
+        driver.decode(key)
+    return driver, runner, keys
+
+
+def test_a_row_that_fails_after_its_sequence_was_preempted_is_computed_again() -> None:
+    wanted = [request(prompt(8, i), 24, prompt_logprobs=1) for i in range(2)]
+    driver, _, _ = crowded(wanted)
+    steps = 0
+    while not driver.stats.preemptions:
+        driver.step()
+        steps += 1
+    driver, runner, keys = crowded(wanted)
+    for _ in range(steps - 1):
+        driver.step()
+    runner.broken = frozenset(keys[1:])
+    driver.step()
+    assert (driver.stats.preemptions, driver.stats.waiting) == (1, 1)
+    runner.broken = frozenset()
+    driver.finish(*keys)
+    for key, one in zip(keys, wanted, strict=True):
+        check(Job(one, 0, None, False), driver.outcomes[key])
+    driver.assert_idle()
+
+
+def test_filled_blocks_read_what_they_hold_at_the_end() -> None:
+    driver = Driver(64, steps_ahead=1, max_step_tokens=3)
+    key = driver.prefill(request(prompt(22), 40))
+    read: dict[int, object] = {}
+    while driver.outcomes[key].first is None:
+        driver.step()
+        for blocks in driver.outcomes[key].filled:
+            for ordinal in range(blocks.first_block, blocks.first_block + blocks.block_count):
+                if ordinal not in read:
+                    read[ordinal] = driver.runner.read_blocks(driver.core._live[key].blocks[ordinal : ordinal + 1])
+    assert read == {ordinal: driver.read(key, ordinal, 1) for ordinal in range(6)}
