@@ -52,9 +52,9 @@ class TiledAttention:
         self._batches = [self._batch(step, tiles, device) for tiles in self._grouped(_query_tiles(step))]
 
     def write(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Store k and v [rows, kv_heads, head_dim] of the step's rows in their blocks."""
-        self._pool[:, layer, 0][self._blocks, :, self._offsets] = k
-        self._pool[:, layer, 1][self._blocks, :, self._offsets] = v
+        """Store k and v [rows, kv_heads, head_dim] of the step's rows in their blocks, in the pool's type."""
+        self._pool[:, layer, 0][self._blocks, :, self._offsets] = k.to(self._pool.dtype)
+        self._pool[:, layer, 1][self._blocks, :, self._offsets] = v.to(self._pool.dtype)
 
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         """float32 [rows, q_size]: attention of q [rows, heads, head_dim] over all that has been written."""
