@@ -41,7 +41,7 @@ COUNT = np.dtype(
 IDLE, LIKELIEST, DRAWN, REFUSED = 0, 1, 2, 3
 NO_SLOT = -1
 SPAN = 31.0  # e^-31 is less than half the unit of weight, 2^-43
-COOLEST = 1e-30  # a temperature below it is raised to it, so that its inverse is a float32
+COOLEST, HOTTEST = 1e-30, 1e30  # temperatures are kept between them, so that they and their inverses are float32
 
 Bytes = NDArray[np.uint8]
 
@@ -190,7 +190,7 @@ def _pack(draw: Draw, vocab_size: int) -> tuple[object, ...]:
     penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
     if sampling.temperature == 0:
         return (0, 1.0, -math.inf, 0.0, 0.0, 0.0, *_floats(penalties), 0, NO_SLOT, 0, 0, LIKELIEST, b"")
-    temperature = max(sampling.temperature, COOLEST)
+    temperature = min(max(sampling.temperature, COOLEST), HOTTEST)
     high = np.float32(1.0 / temperature)
     drop = temperature * math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf
     return (

@@ -5,7 +5,6 @@
 
 namespace baton::sampling {
 
-constexpr float LARGEST_FLOAT = 3.402823466e38f;
 constexpr int MAX_VOCABULARY = 1 << 20;  // weights of at most 2^43 sum up in 64 bits
 
 struct Sampler {
@@ -43,18 +42,21 @@ template <typename Row>
 __device__ Extremes find_extremes(Group &group, const Row &row) {
   float best = -INFINITE, highest = -INFINITE, lowest = INFINITE;
   int token = 0;
-  bool is_number = true;
-  row.scan(group, [&](int id, float raw, float value) {
-    is_number = is_number && raw == raw;
-    highest = fmaxf(highest, raw);
-    lowest = fminf(lowest, value);
-    if (value > best) {
-      best = value;
-      token = id;
+  row.scan(group, [&](int first, const Eight &raw, const Eight &values) {
+    highest = max_or_nan(highest, max_or_nan(raw));
+#pragma unroll
+    for (int i = 0; i < OCTET; ++i) lowest = fminf(lowest, values[i]);
+    if (max_or_nan(values) <= best) return;
+#pragma unroll
+    for (int i = 0; i < OCTET; ++i) {
+      if (values[i] > best) {
+        best = values[i];
+        token = first + i;
+      }
     }
   });
   const uint64_t first = static_cast<uint64_t>(key_of(best)) << 32 | static_cast<uint32_t>(~token);
-  const Extremes own{first, is_number ? key_of(highest) : ~0u, ~key_of(lowest)};
+  const Extremes own{first, highest == highest ? key_of(highest) : ~0u, ~key_of(lowest)};
   return group.reduce(own, Outermost{});
 }
 
@@ -65,8 +67,16 @@ __device__ int pick(Group &group, Shared &shared, uint64_t *weights, const Row &
                     uint64_t random, int otherwise) {
   const int warp = threadIdx.x / WARP;
   uint64_t own = 0;
-  row.scan(
-      group, [&](int, float, float value) { own += value >= threshold ? weigh(value) : 0; },
+  row.template scan<Row::HEAVY>(
+      group,
+      [&](int, const Eight &, const Eight &values) {
+        if (max_or_nan(values) < threshold) return;
+#pragma unroll
+        for (int i = 0; i < OCTET; ++i) {
+          const bool is_kept = values[i] >= threshold;
+          own += weigh.at(is_kept ? weigh.distance(values[i]) : weigh.nowhere);  // no branch: eight are weighed at once
+        }
+      },
       [&](int tile) {
         const uint64_t sum = reduce_lanes(own, WARP, Sum{});
         if (Group::lane() == 0) weights[tile / group.warps() * WARPS + warp] = sum;
@@ -125,14 +135,14 @@ template <typename Row>
 __device__ int draw_token(Group &group, Shared &shared, uint64_t *weights, const Row &row, const RowDraw &draw,
                           const Extremes &extremes, int position) {
   const float largest = value_of(extremes.best >> 32);
-  const Weigh weigh{largest, draw.inverse_high, draw.inverse_low};
+  const Weigh weigh{largest, draw.inverse_high, draw.inverse_low, -1.3f * draw.span};
   float threshold = -INFINITE;
   if (draw.top_k > 0 || draw.top_p < 1.0) {
     Filter<Row> filter(group, shared.filter, row, weigh, value_of(~extremes.lowest), draw.span);
     threshold = filter.threshold(draw.top_k, draw.top_p);
   }
   threshold = fmaxf(threshold, __double2float_ru(largest + draw.min_p_drop));
-  threshold = fmaxf(threshold, fmaxf(__fsub_rn(largest, draw.span), -LARGEST_FLOAT));  // the others weigh nothing
+  threshold = fmaxf(threshold, __fsub_rn(largest, draw.span));  // the others weigh nothing
   const int likeliest = static_cast<int>(~static_cast<uint32_t>(extremes.best));
   return pick(group, shared, weights, row, weigh, threshold, random_bits(draw.seed, position), likeliest);
 }

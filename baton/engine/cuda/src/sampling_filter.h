@@ -12,32 +12,29 @@ namespace baton::sampling {
 
 constexpr int BUCKETS = 2048;
 constexpr int CANDIDATES = 2048;  // that can be listed
+constexpr int MARGIN = 256;       // candidates on either side of where top-p probably cuts
 constexpr int BUCKETS_PER_THREAD = BUCKETS / THREADS;
-constexpr int CANDIDATES_PER_THREAD = CANDIDATES / THREADS;
 
 struct FilterMemory {
   uint32_t listed;                 // by this block
   uint32_t own_list[CANDIDATES];   // of this block, as keys
   uint32_t up_to[BUCKETS];         // logits of the row in this bucket and those above
   union {
-    uint32_t histogram[BUCKETS];   // of this block; read last before the first list is made
+    uint32_t histogram[BUCKETS + 1];  // of this block, the rest last; not read once the first list is made
     uint32_t list[CANDIDATES];     // of all blocks
   };
   int crossing;
 };
 
-// Neighbouring buckets, and the weights around them.
+// Neighbouring buckets.
 struct Window {
   int first, last;
-  uint64_t above, inside, total;
 };
 
-// Of the logits above a window, of those and the ones inside, and of all.
+// Of the logits above a window, and of all.
 struct Weights {
-  uint64_t above, reaching, total;
-  __device__ Weights operator+(const Weights &other) const {
-    return {above + other.above, reaching + other.reaching, total + other.total};
-  }
+  uint64_t above, total;
+  __device__ Weights operator+(const Weights &other) const { return {above + other.above, total + other.total}; }
 };
 
 // The bits that are set in some key, and those that are clear in some key.
@@ -86,11 +83,14 @@ class Filter {
   __device__ uint32_t up_to(int bucket) const { return bucket < 0 ? 0 : memory_.up_to[bucket]; }
 
   __device__ void count_buckets() {
-    for (int i = threadIdx.x; i < BUCKETS; i += THREADS) memory_.histogram[i] = 0;
+    for (int i = threadIdx.x; i <= BUCKETS; i += THREADS) memory_.histogram[i] = 0;
     __syncthreads();
-    row_.scan(group_, [this](int, float, float value) {
-      const float at = depth(weigh_.distance(value));
-      if (at < BUCKETS) atomicAdd(&memory_.histogram[static_cast<int>(at)], 1u);
+    row_.scan(group_, [this](int, const Eight &, const Eight &values) {
+#pragma unroll
+      for (int i = 0; i < OCTET; ++i) {
+        const float at = fminf(depth(weigh_.distance(values[i])), BUCKETS);  // not NaN either
+        atomicAdd(&memory_.histogram[static_cast<int>(at)], 1u);
+      }
     });
     group_.sync();
     const int first = threadIdx.x * BUCKETS_PER_THREAD;
@@ -158,7 +158,7 @@ class Filter {
   __device__ Window window_to(int last) const {
     const uint32_t count = up_to(last);
     const int first = count <= CANDIDATES ? 0 : bucket_reaching(count - CANDIDATES) + 1;
-    return {min(first, last), last, 0, 0, 0};
+    return {min(first, last), last};
   }
 
   // The window that begins with `first` and ends as low as the list has room for.
@@ -166,7 +166,7 @@ class Filter {
     const uint32_t room = up_to(first - 1) + CANDIDATES;
     int last = bucket_reaching(room + 1);
     if (up_to(last) > room) --last;
-    return {first, max(first, last), 0, 0, 0};
+    return {first, max(first, last)};
   }
 
   __device__ bool is_listable(const Window &window) const {
@@ -175,32 +175,39 @@ class Filter {
 
   // --------------------------------------------------------------------------------------------------------- passes
 
-  // Weighs the logits of at least `floor` around the window and, if they fit, lists those inside it.
-  __device__ void collect(Window &window, float floor) {
+  // The weights of the logits of at least `floor`; those inside the window are listed, if they fit.
+  __device__ Weights collect(const Window &window, float floor) {
     const bool listable = is_listable(window);
     const float first = window.first, end = window.last + 1;
     if (threadIdx.x == 0) memory_.listed = 0;
     __syncthreads();
     Weights weights{};
-    row_.scan(group_, [&](int, float, float value) {
-      const float distance = weigh_.distance(value);
-      const float at = depth(distance);
-      if (!(at < BUCKETS) || value < floor) return;
-      const uint64_t weight = weigh_.at(distance);
-      weights.total += weight;
-      if (at >= end) return;
-      weights.reaching += weight;
-      if (at < first) {
-        weights.above += weight;
-      } else if (listable) {
-        memory_.own_list[atomicAdd(&memory_.listed, 1u)] = key_of(value);
+    row_.template scan<Row::HEAVY>(group_, [&](int, const Eight &, const Eight &values) {
+      unsigned inside = 0;
+#pragma unroll
+      for (int i = 0; i < OCTET; ++i) {
+        const float distance = weigh_.distance(values[i]);
+        const float at = depth(distance);
+        const bool counts = at < BUCKETS && values[i] >= floor;
+        const uint64_t weight = weigh_.at(counts ? distance : weigh_.nowhere);  // no branch: eight are weighed at once
+        weights.total += weight;
+        weights.above += at < first ? weight : 0;
+        inside |= counts && at >= first && at < end ? 1u << i : 0u;
       }
+      if (listable && inside != 0) list(values, inside);
     });
     weights = group_.reduce(weights, Sum{});
-    window.above = weights.above;
-    window.inside = weights.reaching - weights.above;
-    window.total = weights.total;
+    is_listed_ = listable;
     if (listable) merge_lists();
+    return weights;
+  }
+
+  __device__ __forceinline__ void list(const Eight &values, unsigned inside) {
+    uint32_t *to = &memory_.own_list[atomicAdd(&memory_.listed, static_cast<uint32_t>(__popc(inside)))];
+#pragma unroll
+    for (int i = 0; i < OCTET; ++i) {
+      if (inside >> i & 1) *to++ = key_of(values[i]);
+    }
   }
 
   // Called behind a reduction, so all blocks have made their lists. Each warp copies from one block.
@@ -221,33 +228,32 @@ class Filter {
   __device__ float cut(Measure measure, float floor, int top_k, double top_p) {
     const bool counts = measure == Measure::COUNT;
     Window window = counts ? window_to(bucket_reaching(top_k)) : nucleus_window(floor, top_p);
-    if (all_listed_) window.inside = window.total = measure_list(Measure::WEIGHT, key_of(floor));
     for (;;) {
-      if (!all_listed_) collect(window, floor);
-      const uint64_t above = counts ? up_to(window.first - 1) : window.above;
-      const uint64_t inside = counts ? up_to(window.last) - above : window.inside;
-      const uint64_t wanted = counts ? top_k : share_of(window.total, top_p);
+      const Weights weights = all_listed_ ? Weights{0, measured(Measure::WEIGHT, window, floor)} : collect(window, floor);
+      const uint64_t above = counts ? up_to(window.first - 1) : weights.above;
+      const uint64_t wanted = counts ? top_k : share_of(weights.total, top_p);
       if (wanted <= above) {
         window = window_to(window.first - 1);
-      } else if (wanted > above + inside) {
+      } else if (wanted > above + measured(measure, window, floor)) {
         window = window_from(window.last + 1);
       } else {
-        all_listed_ = all_listed_ || (counts && window.first == 0 && is_listable(window));
-        return edge(window, floor, measure, wanted - above);
+        all_listed_ = is_listed_ && window.first == 0;
+        return descend(measure, window, floor, wanted - above);
       }
     }
   }
 
-  // Where the nucleus probably ends: a fourth of the list for what lies below, the rest for what lies above.
+  // Where the nucleus probably ends: few candidates, as listing is not free, but a bucket on either side in any case.
   __device__ Window nucleus_window(float floor, double top_p) {
-    if (all_listed_) return {0, 0, 0, 0, 0};
+    if (all_listed_) return {0, 0};
     const float lowest = depth(weigh_.distance(floor));
-    const int last = lowest < BUCKETS ? static_cast<int>(lowest) : BUCKETS - 1;
-    const int near = bucket_near(top_p, last);
-    const uint32_t margin = up_to(near) + CANDIDATES / 4;
-    const int below = up_to(last) <= margin ? last : max(near, bucket_reaching(margin + 1) - 1);
-    const Window window = window_to(min(last, below));
-    return window.first > near ? window_to(near) : window;
+    const int end = lowest < BUCKETS ? static_cast<int>(lowest) : BUCKETS - 1;
+    const int near = bucket_near(top_p, end);
+    const uint32_t above = up_to(near - 1), below = up_to(near) + MARGIN;
+    const int first = above <= MARGIN ? 0 : min(bucket_reaching(above - MARGIN), max(near - 1, 0));
+    const int last = up_to(end) <= below ? end : max(bucket_reaching(below), near + 1);
+    const Window window{first, min(last, end)};
+    return is_listable(window) ? window : window_to(near);
   }
 
   // The smallest whole weight that is at least `share` of `total`.
@@ -258,25 +264,22 @@ class Filter {
 
   // ---------------------------------------------------------------------------------------------------- thresholds
 
-  // The largest logit of the window at which those not below it measure `wanted` or more.
-  __device__ float edge(const Window &window, float floor, Measure measure, uint64_t wanted) {
-    if (is_listable(window) || all_listed_) {
-      return descend(list_bits(), wanted, [&](uint32_t key) { return measure_list(measure, max(key, key_of(floor))); });
-    }
-    return descend(row_bits(window), wanted,
-                   [&](uint32_t key) { return measure_row(measure, window, fmaxf(value_of(key), floor)); });
-  }
-
-  // Decides the bits in which the keys differ, from the highest; `at_least(key)` measures the keys from `key` up.
-  template <typename AtLeast>
-  __device__ float descend(const KeyBits &bits, uint64_t wanted, AtLeast at_least) {
+  // The largest logit of the window, at least `floor`, at which those of the window not below it measure `wanted` or
+  // more. Decides the bits in which the window's keys differ, from the highest.
+  __device__ float descend(Measure measure, const Window &window, float floor, uint64_t wanted) {
+    const KeyBits bits = is_listed_ ? list_bits() : row_bits(window);
     uint32_t key = ~bits.clear;
     for (uint32_t open = bits.set & bits.clear; open != 0;) {
       const uint32_t bit = 0x80000000u >> __clz(open);
       open ^= bit;
-      if (at_least(key | bit) >= wanted) key |= bit;
+      if (measured(measure, window, fmaxf(value_of(key | bit), floor)) >= wanted) key |= bit;
     }
     return value_of(key);
+  }
+
+  // How many logits of the window are at least `lowest`, or what they weigh.
+  __device__ uint64_t measured(Measure measure, const Window &window, float lowest) {
+    return is_listed_ ? measure_list(measure, key_of(lowest)) : measure_row(measure, window, lowest);
   }
 
   __device__ KeyBits list_bits() {
@@ -304,18 +307,25 @@ class Filter {
 
   __device__ KeyBits row_bits(const Window &window) {
     KeyBits bits{0, 0};
-    row_.template scan<1>(group_, [&](int, float, float value) {
-      if (!is_inside(window, value)) return;
-      bits.set |= key_of(value);
-      bits.clear |= ~key_of(value);
+    row_.template scan<1>(group_, [&](int, const Eight &, const Eight &values) {
+#pragma unroll
+      for (int i = 0; i < OCTET; ++i) {
+        if (!is_inside(window, values[i])) continue;
+        bits.set |= key_of(values[i]);
+        bits.clear |= ~key_of(values[i]);
+      }
     });
     return group_.reduce(bits, Union{});
   }
 
   __device__ uint64_t measure_row(Measure measure, const Window &window, float lowest) {
     uint64_t sum = 0;
-    row_.template scan<1>(group_, [&](int, float, float value) {
-      if (value >= lowest && is_inside(window, value)) sum += measure == Measure::COUNT ? 1 : weigh_(value);
+    row_.template scan<1>(group_, [&](int, const Eight &, const Eight &values) {
+#pragma unroll
+      for (int i = 0; i < OCTET; ++i) {
+        if (values[i] < lowest || !is_inside(window, values[i])) continue;
+        sum += measure == Measure::COUNT ? 1 : weigh_(values[i]);
+      }
     });
     return group_.reduce(sum, Sum{});
   }
@@ -326,7 +336,8 @@ class Filter {
   const Weigh &weigh_;
   float scale_;
   uint32_t length_ = 0;
-  bool all_listed_ = false;
+  bool is_listed_ = false;   // the list holds the window
+  bool all_listed_ = false;  // and all that top-k keeps
 };
 
 }  // namespace baton::sampling

@@ -10,6 +10,7 @@ constexpr int OCTETS = 4;                        // of a lane in one tile
 constexpr int TILE = WARP * OCTET * OCTETS;      // neighbouring logits that a warp reads before it moves on
 constexpr uint32_t IN_PROMPT = 0x80000000u;      // in a count: the token is in the prompt; the rest counts the output
 constexpr float ONE = 8796093022208.0f;          // 2^43: the weight of the likeliest token
+using Eight = float[OCTET];
 constexpr float INFINITE = __builtin_huge_valf();
 
 enum class Kind : int32_t { IDLE = 0, LIKELIEST = 1, DRAWN = 2, REFUSED = 3 };
@@ -48,6 +49,18 @@ __device__ __forceinline__ float value_of(uint32_t key) {
   return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
 }
 
+// NaN if either is.
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+  float most;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
+  return most;
+}
+
+__device__ __forceinline__ float max_or_nan(const Eight &values) {
+  return max_or_nan(max_or_nan(max_or_nan(values[0], values[1]), max_or_nan(values[2], values[3])),
+                    max_or_nan(max_or_nan(values[4], values[5]), max_or_nan(values[6], values[7])));
+}
+
 // Philox 4x32, 10 rounds: 53 random bits for (seed, position), as in philox.py.
 __device__ inline uint64_t random_bits(uint64_t seed, uint32_t position) {
   uint32_t c0 = position, c1 = 0, c2 = 0, c3 = 0;
@@ -65,11 +78,12 @@ __device__ inline uint64_t random_bits(uint64_t seed, uint32_t position) {
   return static_cast<uint64_t>(c0) << 21 | c1 >> 11;
 }
 
-// exp((value - largest) / temperature) in units of 2^-43, for values no more than about `span` below the largest. Every
+// exp((value - largest) / temperature) in units of 2^-43, for finite values no more than `nowhere` below the largest. Every
 // rounding is spelled out, so that a logit has the same weight wherever it is weighed; the low part of 1 / temperature
 // keeps the error from growing with the distance.
 struct Weigh {
   float largest, inverse_high, inverse_low;
+  float nowhere;  // a distance at which the weight is 0
 
   __device__ __forceinline__ float distance(float value) const { return __fsub_rn(value, largest); }
 
@@ -158,6 +172,9 @@ struct Octet {
 // A row of logits and its tiles, which the warps of the group take in turn.
 template <typename T, bool EDITED>
 struct Logits {
+  static constexpr int LIGHT = EDITED || sizeof(T) == 4 ? 1 : 4;  // octets in flight, if little is done with them
+  static constexpr int HEAVY = EDITED || sizeof(T) == 4 ? 1 : 2;
+
   const T *row;
   int vocabulary;
   bool aligned;  // octets are whole and begin at multiples of 16 bytes
@@ -171,10 +188,10 @@ struct Logits {
     return edits.marks[token / 8] >> token % 8 & 1 ? edited(edits, token, raw) : raw;
   }
 
-  // Calls visit(token, raw logit, logit) for this lane's part of every tile of this warp, tokens ascending, and
-  // finish(tile) in all lanes after each tile. Where octets are not whole, up to seven tokens past the vocabulary's end
-  // are visited with -inf. IN_FLIGHT octets are read at once: four are quickest, one makes the least code.
-  template <int IN_FLIGHT = EDITED || sizeof(T) == 4 ? 1 : OCTETS, typename Visit, typename Finish>
+  // Calls visit(first token, raw logits, logits) for this lane's octets of every tile of this warp, tokens ascending,
+  // and finish(tile) in all lanes after each tile. Where octets are not whole, the last one is filled up with -inf.
+  // IN_FLIGHT octets are read at once.
+  template <int IN_FLIGHT = LIGHT, typename Visit, typename Finish>
   __device__ __forceinline__ void scan(const Group &group, Visit visit, Finish finish) const {
     for (int tile = group.warp(); tile < tiles(); tile += group.warps()) {
       const int first = tile * TILE + Group::lane() * OCTET;
@@ -184,7 +201,7 @@ struct Logits {
     }
   }
 
-  template <int IN_FLIGHT = EDITED || sizeof(T) == 4 ? 1 : OCTETS, typename Visit>
+  template <int IN_FLIGHT = LIGHT, typename Visit>
   __device__ __forceinline__ void scan(const Group &group, Visit visit) const {
     scan<IN_FLIGHT>(group, visit, [](int) {});
   }
@@ -211,13 +228,17 @@ struct Logits {
 
   template <typename Visit>
   __device__ __forceinline__ void visit_octet(const Octet<T> &octet, int first, Visit &visit) const {
-    const unsigned marks = EDITED ? edits.marks[first / 8] : 0;
+    Eight raw;
 #pragma unroll
-    for (int i = 0; i < OCTET; ++i) {
-      const float raw = octet[i];
-      float value = raw;
-      if (EDITED && (marks >> i & 1)) value = edited(edits, first + i, raw);
-      visit(first + i, raw, value);
+    for (int i = 0; i < OCTET; ++i) raw[i] = octet[i];
+    if constexpr (EDITED) {
+      const unsigned marks = edits.marks[first / 8];
+      Eight values;
+#pragma unroll
+      for (int i = 0; i < OCTET; ++i) values[i] = marks >> i & 1 ? edited(edits, first + i, raw[i]) : raw[i];
+      visit(first, raw, values);
+    } else {
+      visit(first, raw, raw);
     }
   }
 };
