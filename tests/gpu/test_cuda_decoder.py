@@ -160,3 +160,23 @@ def test_what_stands_in_unused_parts_of_blocks_is_never_read() -> None:
             return [line.tokens for line in made]
 
     assert answers(float("nan")) == answers(0.0)
+
+
+def test_blocks_far_into_a_large_pool_are_addressed(exact: Reference, model: str) -> None:
+    """Past 2^31 elements, where 32-bit arithmetic would wrap into other blocks."""
+    if not model.startswith("random:"):
+        pytest.skip("a tiny model's pool is never that large")
+    blocks = 2**31 // (exact.spec.layers * 2 * exact.spec.kv_size * BLOCK) + 2000
+    answers: list[list[int]] = []
+    with cuda_runner(model, kv_blocks=blocks) as runner:
+        for shift in (0, blocks - 40):
+            made = lines([5, 20, 33, 70], exact.spec.vocab_size, seed=4, keys=100 * len(answers))
+            for line in made:
+                line.blocks = [block + shift for block in line.blocks]
+            prefill(runner, made)
+            for _ in range(BLOCK):
+                decode_logits(runner, made)
+            for line in made:
+                runner.forget(line.key)
+            answers.append([token for line in made for token in line.tokens])
+    assert answers[0] == answers[1]
