@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from baton.core.errors import ConfigError
 from baton.core.types import ModelCard
 from baton.engine import kvcache
 from baton.engine.config import EngineConfig
@@ -64,7 +65,10 @@ def build_cuda_runner(
     with ExitStack() as resources, torch.inference_mode(), refused_when_full(config.model, device):
         gemm = resources.enter_context(Gemm(library, device))
         loaded = load_fp8(weights) if config.weight_format == "fp8" else dict(weights)
-        _tune(gemm, spec, loaded, config, cache / "gemm.json")
+        try:
+            _tune(gemm, spec, loaded, config, cache / "gemm.json")
+        except OSError as error:
+            raise ConfigError(f"engine.kernel_cache: must be a folder to write to, got {cache}: {error}") from error
         assembly = _Assembly(config, spec, card, device, library, gemm, loaded)
         blocks = fixed_blocks(config, card.format) or _probe(assembly)
         owned = ExitStack()
