@@ -110,8 +110,22 @@ __device__ void normalise(const Product &p, char *x, int pitch, const char *gain
   }
 }
 
+// What the tensor cores take beside weights of either type.
+__device__ __forceinline__ void convert(const Product &, char *, int, int, bf16) {}
+
+// Rows in shared memory from bf16 to halves, since e4m3 weights become halves in the fewest instructions. Each thread
+// reads and writes the vectors it copied.
+__device__ __forceinline__ void convert(const Product &p, char *x, int pitch, int threads, fp8) {
+  for (int row = 0; row < p.rows; ++row)
+    for (int v = threadIdx.x; v < p.k / 8; v += threads) {
+      uint4 *const at = reinterpret_cast<uint4 *>(x + row * pitch + v * LOAD_BYTES);
+      const uint4 value = *at;
+      *at = make_uint4(bf16_to_f16(value.x), bf16_to_f16(value.y), bf16_to_f16(value.z), bf16_to_f16(value.w));
+    }
+}
+
 // Brings x to shared memory, normalised where there is a gain, with zeros up to the pitch.
-template <int THREADS>
+template <typename Weight, int THREADS>
 __device__ __forceinline__ void stage_rows(const Product &p, char *x, int pitch, const char *gain,
                                            float (*partial)[THREADS / WARP]) {
   for (int row = 0; row < p.rows; ++row)
@@ -121,40 +135,50 @@ __device__ __forceinline__ void stage_rows(const Product &p, char *x, int pitch,
     }
   wait_for_copies();
   if (p.gain != nullptr) normalise<THREADS>(p, x, pitch, gain, partial);
+  convert(p, x, pitch, THREADS, Weight());
   __syncthreads();
 }
 
 // ---------------------------------------------------------------------------------------------------------- products
 
-// The rows g and g + 8 of x as one lane of the 16-row operand; rows that are not there are zeros.
+// The rows g and g + 8 of x as one lane of the 16-row operand. In place of rows that are not there it holds the last
+// one: what becomes of it is never read.
 struct Rows {
   const char *low, *high;
-  bool has_low, has_high;
 
-  __device__ uint4 read(const char *row, bool inside, int offset) const {
-    return inside ? *reinterpret_cast<const uint4 *>(row + offset) : make_uint4(0, 0, 0, 0);
+  __device__ Rows(const char *x, int pitch, int rows, int g) {
+    low = x + min(g, rows - 1) * pitch;
+    high = x + min(g + 8, rows - 1) * pitch;
   }
+  __device__ static uint4 read(const char *row, int offset) { return *reinterpret_cast<const uint4 *>(row + offset); }
 };
 
+template <bool MANY>  // more than eight rows
 __device__ __forceinline__ void multiply(float (&even)[4], float (&odd)[4], const Rows &x, int step, uint4 w, bf16) {
   const int offset = step * STEP_BYTES;
-  const uint4 a = x.read(x.low, x.has_low, offset), b = x.read(x.high, x.has_high, offset);
+  const uint4 a = x.read(x.low, offset), b = MANY ? x.read(x.high, offset) : a;
   mma(even, a.x, b.x, a.y, b.y, w.x, w.y);
   mma(odd, a.z, b.z, a.w, b.w, w.z, w.w);
 }
 
+template <bool MANY>
 __device__ __forceinline__ void multiply(float (&even)[4], float (&odd)[4], const Rows &x, int step, uint4 w, fp8) {
   const unsigned words[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int offset = step * 2 * STEP_BYTES + half * LOAD_BYTES;
-    const uint4 a = x.read(x.low, x.has_low, offset), b = x.read(x.high, x.has_high, offset);
+    const uint4 a = x.read(x.low, offset), b = MANY ? x.read(x.high, offset) : a;
     const unsigned first = words[2 * half], second = words[2 * half + 1];
-    mma(even, a.x, b.x, a.y, b.y, e4m3_to_bf16(__byte_perm(first, 0, 0x1404)),
-        e4m3_to_bf16(__byte_perm(first, 0, 0x3424)));
-    mma(odd, a.z, b.z, a.w, b.w, e4m3_to_bf16(__byte_perm(second, 0, 0x1404)),
-        e4m3_to_bf16(__byte_perm(second, 0, 0x3424)));
+    mma_f16(even, a.x, b.x, a.y, b.y, e4m3_to_f16(first), e4m3_to_f16(first >> 16));
+    mma_f16(odd, a.z, b.z, a.w, b.w, e4m3_to_f16(second), e4m3_to_f16(second >> 16));
   }
+}
+
+template <bool MANY, typename Weight, int UNROLL>
+__device__ __forceinline__ void multiply_all(float (&even)[4], float (&odd)[4], const Rows &x, int step,
+                                             const uint4 (&w)[UNROLL]) {
+#pragma unroll
+  for (int u = 0; u < UNROLL; ++u) multiply<MANY>(even, odd, x, step + u, w[u], Weight());
 }
 
 // --------------------------------------------------------------------------------------------------------- the kernel
@@ -261,10 +285,9 @@ __global__ void __launch_bounds__(K_WARPS *COLUMNS *WARP, MIN_BLOCKS) gemv_kerne
   release_successor();
   wait_for_predecessor();
 
-  stage_rows<THREADS>(p, shared, c.pitch, gain, partial);
+  stage_rows<Weight, THREADS>(p, shared, c.pitch, gain, partial);
 
-  const int lane_offset = t * VALUES * static_cast<int>(sizeof(bf16));
-  const Rows x{shared + g * c.pitch + lane_offset, shared + (g + 8) * c.pitch + lane_offset, g < p.rows, g + 8 < p.rows};
+  const Rows x(shared + t * VALUES * static_cast<int>(sizeof(bf16)), c.pitch, p.rows, g);
   // The output that this thread finishes in every tile.
   const int out_row = threadIdx.x / tiling.width(), in_tile = threadIdx.x % tiling.width();
   const int out_column = in_tile / TILE * (tiling.paired ? 2 : 1), out_g = in_tile % TILE;
@@ -278,8 +301,9 @@ __global__ void __launch_bounds__(K_WARPS *COLUMNS *WARP, MIN_BLOCKS) gemv_kerne
     const int output = tile * tiling.width() + in_tile;
     const bool mine = out_row < p.rows && output < tiling.outputs();
     if (batch == 0 && mine) addends = load_addends(p, out_row, output, tiling.paired);
-#pragma unroll
-    for (int u = 0; u < UNROLL; ++u) multiply(even, odd, x, first_step + batch * UNROLL + u, now[u], Weight());
+    const int step = first_step + batch * UNROLL;
+    if (p.rows > 8) multiply_all<true, Weight>(even, odd, x, step, now);
+    else multiply_all<false, Weight>(even, odd, x, step, now);
     if (++batch < c.batches) return true;
     float(*const mine_sums)[TILE] = sums[buffer][column][k_warp];
     *reinterpret_cast<float2 *>(&mine_sums[g][2 * t]) = make_float2(even[0] + odd[0], even[1] + odd[1]);

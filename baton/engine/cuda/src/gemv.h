@@ -50,13 +50,26 @@ __device__ __forceinline__ void mma(float (&c)[4], unsigned a0, unsigned a1, uns
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// Two e4m3 values, each in the upper byte of its half, as bf16, exactly: the exponent and mantissa bits are those of a
-// bf16 that is 2^120 times too small.
-__device__ __forceinline__ unsigned e4m3_to_bf16(unsigned spread) {
-  const unsigned bits = (spread & 0x80008000u) | ((spread >> 4) & 0x07f007f0u);
-  const __nv_bfloat162 scale = __halves2bfloat162(__ushort_as_bfloat16(0x7b80), __ushort_as_bfloat16(0x7b80));
-  const __nv_bfloat162 value = __hmul2(*reinterpret_cast<const __nv_bfloat162 *>(&bits), scale);
-  return *reinterpret_cast<const unsigned *>(&value);
+__device__ __forceinline__ void mma_f16(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0,
+                                        unsigned b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// Two e4m3 values, the lower byte first, as halves. Exact, and one instruction.
+__device__ __forceinline__ unsigned e4m3_to_f16(unsigned pair) {
+  unsigned halves;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<unsigned short>(pair)));
+  return halves;
+}
+
+// Two bf16 values as halves: exact from 2^-14 to 65,504, the largest half, which stands in for what is larger.
+__device__ __forceinline__ unsigned bf16_to_f16(unsigned pair) {
+  const float2 value = widen(pair);
+  unsigned halves;
+  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(halves) : "f"(value.y), "f"(value.x));
+  return halves;
 }
 
 }  // namespace baton
