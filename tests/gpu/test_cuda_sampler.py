@@ -37,7 +37,7 @@ def normal(rows: int, vocab: int, seed: int = 0, scale: float = 2.0) -> torch.Te
 
 
 @dataclass
-class Bench:
+class Trial:
     """A sampler with its outputs, and the sequences that sit in its rows."""
 
     library: CudaLibrary
@@ -79,12 +79,12 @@ def queries_of(samplings: Sequence[Sampling], length: int = 3) -> list[Row]:
 @pytest.mark.parametrize("dtype", [BF16, F32])
 @pytest.mark.parametrize("vocab", VOCABS)
 def test_greedy_rows_draw_the_lowest_of_the_likeliest(library: CudaLibrary, vocab: int, dtype: torch.dtype) -> None:
-    bench = Bench(library, vocab, 256)
+    trial = Trial(library, vocab, 256)
     for rows in (1, 3, 40, 256):
         logits = normal(rows, vocab, seed=rows).to(dtype)
         tied = torch.randint(vocab, (rows, 2), generator=torch.Generator().manual_seed(rows))
         logits[torch.arange(rows)[:, None], tied] = 20.0
-        tokens, flags = bench.draw(logits, queries_of([Sampling()] * rows))
+        tokens, flags = trial.draw(logits, queries_of([Sampling()] * rows))
         assert tokens == tied.min(dim=1).values.tolist()
         assert set(flags) == {SOUND}
 
@@ -95,7 +95,7 @@ def test_a_lone_possible_token_is_drawn(library: CudaLibrary, vocab: int, sampli
     only = [0, 1, vocab // 2, vocab - 2, vocab - 1]
     logits = torch.full((len(only), vocab), -torch.inf)
     logits[torch.arange(len(only)), torch.tensor(only)] = -3.0
-    tokens, flags = Bench(library, vocab, 8).draw(logits.to(BF16), queries_of([sampling] * len(only)))
+    tokens, flags = Trial(library, vocab, 8).draw(logits.to(BF16), queries_of([sampling] * len(only)))
     assert tokens == only
     assert set(flags) == {SOUND}
 
@@ -163,12 +163,12 @@ def test_mixed_batches_draw_what_the_cpu_draws(
     library: CudaLibrary, vocab: int, rounds: int, dtype: torch.dtype
 ) -> None:
     rng = random.Random(vocab)
-    bench = Bench(library, vocab, 64)
+    trial = Trial(library, vocab, 64)
     for _ in range(rounds):
         count = rng.choice([1, 7, 40, 64])
         logits = torch.stack([random_row(rng, vocab) for _ in range(count)]).to(dtype)
         queries = [random_query(rng, vocab) for _ in range(count)]
-        tokens, flags = bench.draw(logits, queries)
+        tokens, flags = trial.draw(logits, queries)
         want = expected(logits, queries)
         assert flags == [NOT_FINITE if token is None else SOUND for token in want]
         wrong = [row for row in range(count) if want[row] is not None and tokens[row] != want[row]]
@@ -188,12 +188,12 @@ def test_draws_differ_from_the_cpu_only_at_the_border_between_two_tokens(
     library: CudaLibrary, sampling: Sampling
 ) -> None:
     vocab, count, rounds = 32_000, 256, 8
-    bench = Bench(library, vocab, count)
+    trial = Trial(library, vocab, count)
     wrong = 0
     for seed in range(rounds):
         logits = normal(count, vocab, seed=seed, scale=1.0).to(BF16)
         queries = queries_of([replace(sampling, seed=seed * count + row) for row in range(count)])
-        tokens, _ = bench.draw(logits, queries)
+        tokens, _ = trial.draw(logits, queries)
         wrong += sum(map(int.__ne__, tokens, (token or 0 for token in expected(logits, queries))))
     assert wrong <= BORDER_SHARE * count * rounds
 
@@ -201,11 +201,11 @@ def test_draws_differ_from_the_cpu_only_at_the_border_between_two_tokens(
 def test_draws_follow_the_distribution(library: CudaLibrary) -> None:
     vocab, rows, draws = 64, 256, 40
     logits = normal(1, vocab, seed=2, scale=1.5).to(BF16)
-    bench = Bench(library, vocab, rows)
+    trial = Trial(library, vocab, rows)
     counts = torch.zeros(vocab)
     for batch in range(draws):
         samplings = [Sampling(temperature=0.8, seed=batch * rows + row) for row in range(rows)]
-        tokens, _ = bench.draw(logits.expand(rows, vocab).contiguous(), queries_of(samplings))
+        tokens, _ = trial.draw(logits.expand(rows, vocab).contiguous(), queries_of(samplings))
         counts += torch.bincount(torch.tensor(tokens), minlength=vocab)
     share = torch.softmax(logits[0].float() / 0.8, dim=0)
     error = (counts / counts.sum() - share) / (share * (1 - share) / counts.sum()).sqrt()  # in standard deviations
@@ -220,10 +220,10 @@ def test_a_row_draws_the_same_alone_and_in_any_batch(library: CudaLibrary, vocab
     rng = random.Random(3)
     logits = normal(256, vocab, scale=1.0).to(BF16)
     queries = [random_query(rng, vocab) for _ in range(256)]
-    bench = Bench(library, vocab, 256)
-    whole, _ = bench.draw(logits, queries)
+    trial = Trial(library, vocab, 256)
+    whole, _ = trial.draw(logits, queries)
     for rows in ([0], [1], [9], range(20), range(20, 60), range(60, 160)):
-        part, _ = bench.draw(logits[list(rows)], [queries[row] for row in rows])
+        part, _ = trial.draw(logits[list(rows)], [queries[row] for row in rows])
         assert part == [whole[row] for row in rows]
 
 
@@ -231,24 +231,24 @@ def test_rows_that_are_not_finite_are_flagged_and_the_others_are_not_harmed(libr
     vocab = 32_000
     logits = normal(6, vocab).to(BF16)
     queries = queries_of([Sampling(temperature=1, top_p=0.9, seed=row) for row in range(6)])
-    bench = Bench(library, vocab, 6)
-    sound, _ = bench.draw(logits, queries)
+    trial = Trial(library, vocab, 6)
+    sound, _ = trial.draw(logits, queries)
     logits[1, 5] = torch.nan
     logits[2, vocab - 1] = torch.inf
     logits[4] = -torch.inf
-    tokens, flags = bench.draw(logits, queries)
+    tokens, flags = trial.draw(logits, queries)
     assert flags == [SOUND, NOT_FINITE, NOT_FINITE, SOUND, NOT_FINITE, SOUND]
     assert [tokens[row] for row in (0, 3, 5)] == [sound[row] for row in (0, 3, 5)]
     assert [tokens[row] for row in (1, 2, 4)] == [0, 0, 0]
 
 
 def test_rows_that_draw_nothing_leave_the_outputs_alone(library: CudaLibrary) -> None:
-    bench = Bench(library, 256, 4)
+    trial = Trial(library, 256, 4)
     for row, draw in enumerate([Draw(Sampling(), 1), None, Draw(Sampling(), 1)]):
-        bench.sampler.set_row(row, row, draw, [1])
-    bench.sampler.upload()
-    tokens, flags = bench.outputs()
-    bench.sampler.sample(normal(4, 256).to(DEVICE), torch.zeros(4, dtype=torch.int32, device=DEVICE), 4, tokens, flags)
+        trial.sampler.set_row(row, row, draw, [1])
+    trial.sampler.upload()
+    tokens, flags = trial.outputs()
+    trial.sampler.sample(normal(4, 256).to(DEVICE), torch.zeros(4, dtype=torch.int32, device=DEVICE), 4, tokens, flags)
     assert [token == UNTOUCHED for token in tokens.tolist()] == [False, True, False, True]
     assert flags.tolist() == [SOUND, UNTOUCHED, SOUND, UNTOUCHED]
 
@@ -258,7 +258,7 @@ def test_too_many_edits_refuse_that_row_alone(library: CudaLibrary) -> None:
     crowd = tuple((token, -1.0) for token in range(MAX_EDITS + 1))
     queries = queries_of([Sampling(logit_bias=crowd[1:]), Sampling(logit_bias=crowd), Sampling()])
     logits = normal(3, vocab).to(BF16)
-    tokens, flags = Bench(library, vocab, 3).draw(logits, queries)
+    tokens, flags = Trial(library, vocab, 3).draw(logits, queries)
     assert flags == [SOUND, TOO_MANY_EDITS, SOUND]
     want = expected(logits, queries)
     assert [tokens[0], tokens[2]] == [want[0], want[2]]
@@ -297,15 +297,15 @@ def test_penalties_count_tokens_that_the_host_has_not_seen(library: CudaLibrary)
     vocab, steps = 32_000, 24
     queries = [Row(Draw(sampling, prompt_length=3), [1, 2, 3, 5]) for sampling in PENALIZED]
     rows = len(queries)
-    bench = Bench(library, vocab, rows)
+    trial = Trial(library, vocab, rows)
     for row, query in enumerate(queries):
-        bench.sampler.set_row(row, row, query.draw, query.context)
+        trial.sampler.set_row(row, row, query.draw, query.context)
     positions = torch.full((rows,), 3, dtype=torch.int32, device=DEVICE)
     drawn: list[torch.Tensor] = []
     for logits in steps_of(vocab, steps, rows):
-        bench.sampler.upload()
-        tokens, flags = bench.outputs()
-        bench.sampler.sample(logits.to(DEVICE), positions, rows, tokens, flags)
+        trial.sampler.upload()
+        tokens, flags = trial.outputs()
+        trial.sampler.sample(logits.to(DEVICE), positions, rows, tokens, flags)
         positions += 1
         drawn.append(tokens)
     ids = torch.stack(drawn, dim=1).tolist()
@@ -317,7 +317,7 @@ def test_a_token_in_flight_is_counted_once_when_rows_move_and_rules_change(libra
     vocab, steps = 32_000, 24
     queries = [Row(Draw(sampling, prompt_length=3), [1, 2, 3, 5]) for sampling in PENALIZED]
     rows = len(queries)
-    bench = Bench(library, vocab, rows)
+    trial = Trial(library, vocab, rows)
     contexts = [list(query.context) for query in queries]
     place = list(range(rows))  # by key: its row
     in_flight: list[int] | None = None
@@ -325,11 +325,11 @@ def test_a_token_in_flight_is_counted_once_when_rows_move_and_rules_change(libra
         if step % 3 == 0:
             place = [(row + step // 3) % rows for row in range(rows)]
             for key in range(rows):
-                bench.sampler.set_row(place[key], key, replace(queries[key].draw), contexts[key])
-        bench.sampler.upload()
-        tokens, flags = bench.outputs()
+                trial.sampler.set_row(place[key], key, replace(queries[key].draw), contexts[key])
+        trial.sampler.upload()
+        tokens, flags = trial.outputs()
         order = [place.index(row) for row in range(rows)]
-        bench.sampler.sample(
+        trial.sampler.sample(
             logits[order].to(DEVICE),
             torch.full((rows,), 3 + step, dtype=torch.int32, device=DEVICE),
             rows,
@@ -346,12 +346,12 @@ def test_a_token_in_flight_is_counted_once_when_rows_move_and_rules_change(libra
 
 def test_a_sequence_that_comes_back_is_counted_from_its_context(library: CudaLibrary) -> None:
     vocab = 32_000
-    bench = Bench(library, vocab, 1)
+    trial = Trial(library, vocab, 1)
     query = Row(Draw(PENALIZED[2], prompt_length=1), [3, 3, 4])
     logits = next(steps_of(vocab, 1, 1))
     for other in range(5):  # each draws, is counted, and leaves its slot to the next
-        bench.draw(logits, [Row(Draw(PENALIZED[1], 1), [other] * 9)], first_key=100 + other)
-    tokens, _ = bench.draw(logits, [query], first_key=1)
+        trial.draw(logits, [Row(Draw(PENALIZED[1], 1), [other] * 9)], first_key=100 + other)
+    tokens, _ = trial.draw(logits, [query], first_key=1)
     assert tokens == expected(logits, [query])
 
 
@@ -361,22 +361,22 @@ def test_a_sequence_that_comes_back_is_counted_from_its_context(library: CudaLib
 def test_a_captured_launch_draws_what_a_plain_one_does(library: CudaLibrary) -> None:
     vocab, rows = 32_000, 8
     rng = random.Random(8)
-    bench = Bench(library, vocab, rows)
+    trial = Trial(library, vocab, rows)
     logits = torch.zeros(rows, vocab, dtype=BF16, device=DEVICE)
     positions = torch.zeros(rows, dtype=torch.int32, device=DEVICE)
-    tokens, flags = bench.outputs()
-    bench.sampler.sample(logits, positions, rows, tokens, flags)  # loads the kernel; rows are idle
+    tokens, flags = trial.outputs()
+    trial.sampler.sample(logits, positions, rows, tokens, flags)  # loads the kernel; rows are idle
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        bench.sampler.sample(logits, positions, rows, tokens, flags)
+        trial.sampler.sample(logits, positions, rows, tokens, flags)
     for step in range(4):
         queries = [random_query(rng, vocab) for _ in range(rows)]
         logits.copy_(normal(rows, vocab, seed=step).to(BF16))
-        want, _ = bench.draw(logits, queries, first_key=100 * step)
+        want, _ = trial.draw(logits, queries, first_key=100 * step)
         for row, query in enumerate(queries):  # the plain draw has counted its tokens: start again
-            bench.sampler.forget(100 * step + row)
-            bench.sampler.set_row(row, 100 * step + row, query.draw, query.context)
-        bench.sampler.upload()
+            trial.sampler.forget(100 * step + row)
+            trial.sampler.set_row(row, 100 * step + row, query.draw, query.context)
+        trial.sampler.upload()
         positions.copy_(torch.tensor([len(query.context) - 1 for query in queries]))
         graph.replay()
         assert tokens.tolist() == want
@@ -384,10 +384,10 @@ def test_a_captured_launch_draws_what_a_plain_one_does(library: CudaLibrary) -> 
 
 def test_steady_steps_neither_allocate_nor_synchronise(library: CudaLibrary) -> None:
     vocab, rows = 32_000, 16
-    bench = Bench(library, vocab, rows)
+    trial = Trial(library, vocab, rows)
     logits = normal(rows, vocab).to(BF16).to(DEVICE)
     positions = torch.zeros(rows, dtype=torch.int32, device=DEVICE)
-    tokens, flags = bench.outputs()
+    tokens, flags = trial.outputs()
     draws = [Draw(replace(PENALIZED[row % 4], seed=row), 1) for row in range(rows)]
     torch.cuda.synchronize()
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
@@ -396,9 +396,9 @@ def test_steady_steps_neither_allocate_nor_synchronise(library: CudaLibrary) -> 
         for step in range(20):
             if step % 5 == 0:
                 for row, draw in enumerate(draws):
-                    bench.sampler.set_row(row, 100 * step + row, draw, [row])
-            bench.sampler.upload()
-            bench.sampler.sample(logits, positions, rows, tokens, flags)
+                    trial.sampler.set_row(row, 100 * step + row, draw, [row])
+            trial.sampler.upload()
+            trial.sampler.sample(logits, positions, rows, tokens, flags)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before

@@ -60,76 +60,101 @@ __device__ Extremes find_extremes(Group &group, const Row &row) {
   return group.reduce(own, Outermost{});
 }
 
-// The token at which the weight in order of tokens passes the row's random share of the whole. In all threads of block
-// 0 of the group; the others get `otherwise`.
+// Draws in proportion to the weights of the logits of at least `threshold`: the token at which the weight, in order of
+// tokens, passes the row's random share of the whole. Each tile is weighed, then block 0 finds the tile and the token.
 template <typename Row>
-__device__ int pick(Group &group, Shared &shared, uint64_t *weights, const Row &row, const Weigh &weigh, float threshold,
-                    uint64_t random, int otherwise) {
-  const int warp = threadIdx.x / WARP;
-  uint64_t own = 0;
-  row.template scan<Row::HEAVY>(
-      group,
-      [&](int, const Eight &, const Eight &values) {
-        if (max_or_nan(values) < threshold) return;
-#pragma unroll
-        for (int i = 0; i < OCTET; ++i) {
-          const bool is_kept = values[i] >= threshold;
-          own += weigh.at(is_kept ? weigh.distance(values[i]) : weigh.nowhere);  // no branch: eight are weighed at once
-        }
-      },
-      [&](int tile) {
-        const uint64_t sum = reduce_lanes(own, WARP, Sum{});
-        if (Group::lane() == 0) weights[tile / group.warps() * WARPS + warp] = sum;
-        own = 0;
-      });
-  group.sync();
-  if (group.rank() != 0) {
-    group.sync();
-    return otherwise;
+class Lottery {
+ public:
+  // `weights` is shared memory for the tiles of this block.
+  __device__ Lottery(Group &group, Shared &shared, uint64_t *weights, const Row &row, const Weigh &weigh,
+                     float threshold)
+      : group_(group), shared_(shared), weights_(weights), row_(row), weigh_(weigh), threshold_(threshold) {}
+
+  // In all threads of block 0; the others get `otherwise`.
+  __device__ int draw(uint64_t random, int otherwise) {
+    weigh_tiles();
+    group_.sync();
+    if (group_.rank() == 0) {
+      if (threadIdx.x == 0) shared_.token = otherwise;
+      find_tile(random);
+    }
+    group_.sync();  // nobody leaves before block 0 has read the weights
+    if (group_.rank() != 0) return otherwise;
+    find_token();
+    __syncthreads();
+    return shared_.token;
   }
-  const auto weight_of = [&](int tile) {
-    const int owner = tile % group.warps();
-    return *group.peer(&weights[tile / group.warps() * WARPS + owner % WARPS], owner / WARPS);
-  };
-  const int share = (row.tiles() + THREADS - 1) / THREADS;
-  const int first = min(static_cast<int>(threadIdx.x) * share, row.tiles());
-  const int last = min(first + share, row.tiles());
-  uint64_t sum = 0;
-  for (int tile = first; tile < last; ++tile) sum += weight_of(tile);
-  const uint64_t reached = group.scan_block(sum);
-  const uint64_t target = __umul64hi(random << 11, group.reduce_block(sum, Sum{}));
-  if (threadIdx.x == 0) shared.token = otherwise;
-  if (reached > target && reached - sum <= target) {
-    uint64_t below = reached - sum;
+
+ private:
+  __device__ void weigh_tiles() {
+    uint64_t own = 0;
+    row_.template scan<Row::HEAVY>(
+        group_,
+        [&](int, const Eight &, const Eight &values) {
+          if (max_or_nan(values) < threshold_) return;
+#pragma unroll
+          for (int i = 0; i < OCTET; ++i) own += weight(values[i]);
+        },
+        [&](int tile) {
+          const uint64_t sum = reduce_lanes(own, WARP, Sum{});
+          if (Group::lane() == 0) weights_[tile / group_.warps() * WARPS + threadIdx.x / WARP] = sum;
+          own = 0;
+        });
+  }
+
+  // No branch, so that several logits are weighed at once.
+  __device__ __forceinline__ uint64_t weight(float value) const {
+    return weigh_.at(value >= threshold_ ? weigh_.distance(value) : weigh_.nowhere);
+  }
+
+  __device__ uint64_t tile_weight(int tile) const {
+    const int owner = tile % group_.warps();
+    return *group_.peer(&weights_[tile / group_.warps() * WARPS + owner % WARPS], owner / WARPS);
+  }
+
+  __device__ void find_tile(uint64_t random) {
+    const int tiles = row_.tiles(), share = (tiles + THREADS - 1) / THREADS;
+    const int first = min(static_cast<int>(threadIdx.x) * share, tiles), last = min(first + share, tiles);
+    uint64_t own = 0;
+    for (int tile = first; tile < last; ++tile) own += tile_weight(tile);
+    const uint64_t reached = group_.scan_block(own);
+    const uint64_t target = __umul64hi(random << 11, group_.reduce_block(own, Sum{}));
+    if (reached <= target || reached - own > target) return;
+    uint64_t below = reached - own;
     int tile = first;
-    for (uint64_t next = below + weight_of(tile); next <= target; next = below + weight_of(tile)) {
+    for (uint64_t next = below + tile_weight(tile); next <= target; next += tile_weight(tile)) {
       below = next;
       ++tile;
     }
-    shared.tile = tile;
-    shared.target = target - below;
+    shared_.tile = tile;
+    shared_.target = target - below;
   }
-  group.sync();
-  constexpr int NEIGHBOURS = TILE / THREADS;
-  const int begin = shared.tile * TILE + threadIdx.x * NEIGHBOURS;
-  uint64_t parts[NEIGHBOURS];
-  sum = 0;
+
+  __device__ void find_token() {
+    constexpr int NEIGHBOURS = TILE / THREADS;
+    const int first = shared_.tile * TILE + threadIdx.x * NEIGHBOURS;
+    uint64_t weights[NEIGHBOURS];
+    uint64_t own = 0;
 #pragma unroll
-  for (int i = 0; i < NEIGHBOURS; ++i) {
-    const float value = begin + i < row.vocabulary ? row.at(begin + i) : -INFINITE;
-    parts[i] = value >= threshold ? weigh(value) : 0;
-    sum += parts[i];
-  }
-  uint64_t passed = group.scan_block(sum);
-  if (passed > shared.target && passed - sum <= shared.target) {
-    passed -= sum;
+    for (int i = 0; i < NEIGHBOURS; ++i) {
+      weights[i] = first + i < row_.vocabulary ? weight(row_.at(first + i)) : 0;
+      own += weights[i];
+    }
+    const uint64_t reached = group_.scan_block(own);
+    if (reached <= shared_.target || reached - own > shared_.target) return;
+    uint64_t below = reached - own;
     int i = 0;
-    for (; i < NEIGHBOURS - 1 && passed + parts[i] <= shared.target; ++i) passed += parts[i];
-    shared.token = begin + i;
+    for (; i < NEIGHBOURS - 1 && below + weights[i] <= shared_.target; ++i) below += weights[i];
+    shared_.token = first + i;
   }
-  __syncthreads();
-  return shared.token;
-}
+
+  Group &group_;
+  Shared &shared_;
+  uint64_t *weights_;
+  const Row &row_;
+  const Weigh &weigh_;
+  float threshold_;
+};
 
 template <typename Row>
 __device__ int draw_token(Group &group, Shared &shared, uint64_t *weights, const Row &row, const RowDraw &draw,
@@ -144,7 +169,8 @@ __device__ int draw_token(Group &group, Shared &shared, uint64_t *weights, const
   threshold = fmaxf(threshold, __double2float_ru(largest + draw.min_p_drop));
   threshold = fmaxf(threshold, __fsub_rn(largest, draw.span));  // the others weigh nothing
   const int likeliest = static_cast<int>(~static_cast<uint32_t>(extremes.best));
-  return pick(group, shared, weights, row, weigh, threshold, random_bits(draw.seed, position), likeliest);
+  Lottery<Row> lottery(group, shared, weights, row, weigh, threshold);
+  return lottery.draw(random_bits(draw.seed, position), likeliest);
 }
 
 template <typename T, bool EDITED>
@@ -231,7 +257,8 @@ static_assert(sizeof(Count) == 32);
 
 // One block a part; a slot has at most one part in a launch.
 __global__ void __launch_bounds__(THREADS)
-    count_contexts(const Count *parts, const int *tokens, uint32_t *counts, uint32_t *seen, int vocabulary, int stride) {
+    count_contexts(const Count *parts, const int *tokens, uint32_t *counts, uint32_t *seen, int vocabulary,
+                   int stride) {
   const Count part = parts[blockIdx.x];
   counts += static_cast<size_t>(part.slot) * stride;
   seen += static_cast<size_t>(part.slot) * (stride / 32);
@@ -290,10 +317,10 @@ extern "C" int baton_sampling_prepare(int vocabulary, int vocabulary_stride) {
 }
 
 // Draws a token for each of `rows` rows of logits, bf16 or float32, `stride` elements apart. `table` holds RowDraw
-// [max_rows] and the rows' edits; counts is uint32 [slots, vocabulary_stride] and seen has a bit for each; row r's token
-// follows position positions[r]; tokens and flags (a Flag) are int32.
-extern "C" int baton_sample(const void *logits, int is_float, int stride, int vocabulary, int vocabulary_stride, int rows,
-                            int blocks, const void *table, int max_rows, void *counts, void *seen,
+// [max_rows] and the rows' edits; counts is uint32 [slots, vocabulary_stride] and seen has a bit for each; row r's
+// token follows position positions[r]; tokens and flags (a Flag) are int32.
+extern "C" int baton_sample(const void *logits, int is_float, int stride, int vocabulary, int vocabulary_stride,
+                            int rows, int blocks, const void *table, int max_rows, void *counts, void *seen,
                             const void *positions, void *tokens, void *flags, cudaStream_t stream) {
   using namespace baton::sampling;
   if (rows == 0) return cudaSuccess;

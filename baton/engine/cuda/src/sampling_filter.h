@@ -224,12 +224,14 @@ class Filter {
     group_.sync();
   }
 
-  // The largest logit of at least `floor` at which those not below it are `top_k`, or weigh `top_p` of all from `floor`.
+  // The largest logit of at least `floor` at which those not below it are `top_k`, or weigh `top_p` of all from
+  // `floor`.
   __device__ float cut(Measure measure, float floor, int top_k, double top_p) {
     const bool counts = measure == Measure::COUNT;
     Window window = counts ? window_to(bucket_reaching(top_k)) : nucleus_window(floor, top_p);
     for (;;) {
-      const Weights weights = all_listed_ ? Weights{0, measured(Measure::WEIGHT, window, floor)} : collect(window, floor);
+      const Weights weights =
+          all_listed_ ? Weights{0, measured(Measure::WEIGHT, window, floor)} : collect(window, floor);
       const uint64_t above = counts ? up_to(window.first - 1) : weights.above;
       const uint64_t wanted = counts ? top_k : share_of(weights.total, top_p);
       if (wanted <= above) {

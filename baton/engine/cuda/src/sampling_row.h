@@ -78,9 +78,9 @@ __device__ inline uint64_t random_bits(uint64_t seed, uint32_t position) {
   return static_cast<uint64_t>(c0) << 21 | c1 >> 11;
 }
 
-// exp((value - largest) / temperature) in units of 2^-43, for finite values no more than `nowhere` below the largest. Every
-// rounding is spelled out, so that a logit has the same weight wherever it is weighed; the low part of 1 / temperature
-// keeps the error from growing with the distance.
+// exp((value - largest) / temperature) in units of 2^-43, for finite values no more than `nowhere` below the largest.
+// Every rounding is spelled out, so that a logit has the same weight wherever it is weighed; the low part of
+// 1 / temperature keeps the error from growing with the distance.
 struct Weigh {
   float largest, inverse_high, inverse_low;
   float nowhere;  // a distance at which the weight is 0
