@@ -9,6 +9,7 @@ synchronises outside ``tune``. A layer of few rows has a shorter chain of launch
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -30,6 +31,7 @@ TUNED_ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 512
 ROW_WISE_MICROSECONDS = {Kind.BF16: 2.5, Kind.E4M3: 5.0}
 
 Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], None]
+Fp8Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor], None]
 
 
 class Gemm:
@@ -50,7 +52,7 @@ class Gemm:
         self._stream_k = stream_k
         self.choices = Choices(torch.cuda.get_device_name(device), self._cublaslt.version)
         self._linears: dict[tuple[int, int, int, bool], Linear] = {}
-        self._algorithms: dict[tuple[int, int, int, bool], tuple[int, bytes | None]] = {}
+        self._fp8_linears: dict[tuple[int, int, int, bool], Fp8Linear] = {}
         self._shapes: dict[tuple[int, int, int, Epilogue, torch.dtype], GemvShape] = {}
         self._fused_rows = 0
 
@@ -85,7 +87,7 @@ class Gemm:
         if cache is not None and len(self.choices.products) + len(self.choices.fused) > before:
             self.choices.save(cache)
         self._linears.clear()
-        self._algorithms.clear()
+        self._fp8_linears.clear()
         self._shapes.clear()
         self._fused_rows = self._count_fused_rows(families, wanted)
 
@@ -142,11 +144,10 @@ class Gemm:
         """
         n, k = weight.shape
         key = (x.shape[0], n, k, bias is not None)
-        found = self._algorithms.get(key)
-        if found is None:
-            found = self._algorithms[key] = self._choose_algorithm(Product(Kind.E4M3, *key[1:]), key[0])
-        plan, algorithm = found
-        self._cublaslt.run(plan, algorithm, x, weight, out, bias, x_scale, weight_scale)
+        linear = self._fp8_linears.get(key)
+        if linear is None:
+            linear = self._fp8_linears[key] = self._choose_fp8_linear(*key)
+        linear(x, weight, out, bias, x_scale, weight_scale)
 
     def _choose_linear(self, rows: int, n: int, k: int, bias: bool) -> Linear:
         product = Product(Kind.BF16, n, k, bias)
@@ -161,6 +162,17 @@ class Gemm:
         plan, algorithm = self._choose_algorithm(product, rows)
         run = self._cublaslt.run
         return lambda x, weight, out, bias: run(plan, algorithm, x, weight, out, bias)
+
+    def _choose_fp8_linear(self, rows: int, n: int, k: int, bias: bool) -> Fp8Linear:
+        product, stream_k = Product(Kind.E4M3, n, k, bias), self._stream_k
+        way = self.choices.way(product, rows)
+        if (
+            isinstance(way, StreamKWay)
+            and stream_k is not None
+            and way.shape in stream_k.shapes(rows, n, k, Kind.E4M3.dtype)
+        ):
+            return partial(stream_k.run, way.shape)
+        return partial(self._cublaslt.run, *self._choose_algorithm(product, rows))
 
     def _choose_algorithm(self, product: Product, rows: int) -> tuple[int, bytes | None]:
         """The plan, and the algorithm measured for about as many rows if it can compute ``rows`` as well."""

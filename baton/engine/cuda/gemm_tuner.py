@@ -105,7 +105,7 @@ class GemmTuner:
         attempts = self._lt_attempts(family, operands)
         if rows <= MAX_ROWS and family.kind is Kind.BF16:
             attempts += self._gemv_attempts(family, operands, Epilogue.STORE, None)
-        if family.kind is Kind.BF16 and self._stream_k is not None:
+        if self._stream_k is not None:
             attempts += self._stream_k_attempts(family, operands, self._stream_k)
         return self._fastest(family, operands, attempts, _reference(family, operands))
 
@@ -170,11 +170,13 @@ class GemmTuner:
 
         def attempt(shape: StreamKShape) -> Attempt:
             def launch(layer: int) -> None:
-                stream_k.run(shape, operands.x, family.weights[layer], operands.out, family.bias)
+                scale = family.weight_scales[layer] if family.weight_scales else None
+                weight = family.weights[layer]
+                stream_k.run(shape, operands.x, weight, operands.out, family.bias, operands.x_scale, scale)
 
             return launch, lambda microseconds: StreamKWay(shape, microseconds)
 
-        return [attempt(shape) for shape in stream_k.shapes(rows, product.n, product.k)]
+        return [attempt(shape) for shape in stream_k.shapes(rows, product.n, product.k, product.kind.dtype)]
 
     def _fastest(
         self, family: Family, operands: _Operands, attempts: Sequence[Attempt], reference: torch.Tensor | None

@@ -35,7 +35,7 @@ class StreamK:
         """Raises CudaUnavailable when ``device`` is no GPU or ``library`` lacks the kernels."""
         self._stream = stream_lookup(device)
         self._overlap = int(overlap)
-        self._launch = library.declare("baton_stream_k", (*(c_int,) * 3, *(c_void_p,) * 7, *(c_int,) * 3, c_void_p))
+        self._launch = library.declare("baton_stream_k", (*(c_int,) * 3, *(c_void_p,) * 9, *(c_int,) * 3, c_void_p))
         encode = c_void_p()
         with torch.cuda.device(device):
             library.declare("baton_stream_k_prepare", (ctypes.POINTER(c_void_p),))(ctypes.byref(encode))
@@ -46,14 +46,17 @@ class StreamK:
         self._ready = torch.zeros(most * 2, dtype=torch.int32, device=device)
         self._parts_address, self._ready_address = self._parts.data_ptr(), self._ready.data_ptr()
 
-    def shapes(self, rows: int, n: int, k: int) -> list[StreamKShape]:
-        """The shapes worth trying for a product; none where n or k is no multiple of 8, or rows are too few."""
-        if rows < FEWEST_ROWS or n % 8 or k % 8:
+    def shapes(self, rows: int, n: int, k: int, dtype: torch.dtype = torch.bfloat16) -> list[StreamKShape]:
+        """The shapes worth trying for operands of ``dtype``; none where rows are too few, or rows of an operand are no
+        multiple of 16 bytes, or n none of 8."""
+        if rows < FEWEST_ROWS or n % 8 or k * dtype.itemsize % 16:
             return []
         return [
             shape
-            for shape in self._variants
-            if shape.columns < 2 * rows and (rows <= 4 * shape.columns or shape.columns == _WIDEST)
+            for shape, value_bytes in self._variants
+            if value_bytes == dtype.itemsize
+            and shape.columns < 2 * rows
+            and (rows <= 4 * shape.columns or shape.columns == _WIDEST)
         ]
 
     def run(
@@ -63,13 +66,16 @@ class StreamK:
         weight: torch.Tensor,
         out: torch.Tensor,
         bias: torch.Tensor | None = None,
+        x_scale: torch.Tensor | None = None,
+        weight_scale: torch.Tensor | None = None,
     ) -> None:
-        """out [M, N] = x [M, K] @ weight [N, K]^T (+ bias [N]); all bf16 and contiguous.
+        """out [M, N] = x [M, K] @ weight [N, K]^T (+ bias [N]); all contiguous, bf16.
 
-        The product is rounded to bf16 before the bias is added. Raises CudaFailed when the sizes do not suit.
+        x and weight may be e4m3, with ``x_scale`` [M] and ``weight_scale`` [N], float32. The product is rounded to bf16
+        before the bias is added. Raises CudaFailed when the sizes do not suit.
         """
         n, k = weight.shape
-        index, blocks = self._variants[shape]
+        index, blocks = self._variants[shape, weight.element_size()]
         self._launch(
             index,
             blocks,
@@ -78,6 +84,8 @@ class StreamK:
             x.data_ptr(),
             weight.data_ptr(),
             None if bias is None else bias.data_ptr(),
+            None if x_scale is None else x_scale.data_ptr(),
+            None if weight_scale is None else weight_scale.data_ptr(),
             out.data_ptr(),
             self._parts_address,
             self._ready_address,
@@ -88,17 +96,18 @@ class StreamK:
         )
 
 
-def _variants(library: CudaLibrary) -> dict[StreamKShape, tuple[int, int]]:
-    """The index and the number of blocks of every kernel that the library has and the device can run."""
+def _variants(library: CudaLibrary) -> dict[tuple[StreamKShape, int], tuple[int, int]]:
+    """The index and the number of blocks of every kernel that the library has and the device can run, by shape and the
+    bytes of an operand's value."""
     describe = library.declare("baton_stream_k_variant", (c_int, ctypes.POINTER(c_int)))
     count_blocks = library.declare("baton_stream_k_blocks", (c_int, ctypes.POINTER(c_int)))
-    variants: dict[StreamKShape, tuple[int, int]] = {}
-    shape, blocks, index = (c_int * 2)(), c_int(), 0
+    variants: dict[tuple[StreamKShape, int], tuple[int, int]] = {}
+    shape, blocks, index = (c_int * 3)(), c_int(), 0
     describe(index, shape)
     while shape[0]:
         count_blocks(index, ctypes.byref(blocks))
         if blocks.value:
-            variants[StreamKShape(shape[0], shape[1])] = (index, blocks.value)
+            variants[StreamKShape(shape[0], shape[1]), shape[2]] = (index, blocks.value)
         index += 1
         describe(index, shape)
     return variants

@@ -1,4 +1,5 @@
-// Matrix products of 17 to some hundred rows: out[rows, n] = x[rows, k] * weight[n, k]^T in bf16.
+// Matrix products of 17 to some hundred rows: out[rows, n] = x[rows, k] * weight[n, k]^T in bf16, or of e4m3 operands
+// with a scale for every row of x and of the weights.
 //
 // The weights are the 128-row operand, the rows of x the columns of a tile, so the weights are read once. All tiles times
 // all steps of k form one line of work that is cut into equal pieces, one for each cluster of blocks: every
@@ -12,16 +13,19 @@
 
 #include "common.h"
 #include "shared_memory.h"
+#include "stream_k_results.h"
 #include "tma.h"
 #include "wgmma.h"
+#include "wgmma_e4m3.h"
 
 namespace baton {
 namespace {
 
-using bf16 = __nv_bfloat16;
+using fp8 = __nv_fp8_e4m3;
 
-constexpr int TILE_WEIGHTS = 128, TILE_K = 64, GROUP_WEIGHTS = 64, GROUP_THREADS = 128;
-constexpr int WEIGHT_BYTES = TILE_WEIGHTS * TILE_K * 2;
+constexpr int TILE_WEIGHTS = 128, GROUP_WEIGHTS = 64;
+constexpr int TILE_K_BYTES = 128, STEP_BYTES = 32;  // of k in a stage, and of that in one instruction
+constexpr int WEIGHT_BYTES = TILE_WEIGHTS * TILE_K_BYTES;
 constexpr int ALIGNMENT = 1024, CONSUMERS = 2 * GROUP_THREADS, CONSUMER_WARPS = CONSUMERS / WARP;
 
 // Small tiles leave room on the multiprocessor for a block of the next kernel, which brings its first weights meanwhile.
@@ -29,44 +33,30 @@ constexpr int ALIGNMENT = 1024, CONSUMERS = 2 * GROUP_THREADS, CONSUMER_WARPS = 
 template <int COLUMNS>
 struct Stage {
   static constexpr bool SMALL = COLUMNS <= 64;
-  static constexpr int ROW_BYTES = COLUMNS * TILE_K * 2, BYTES = WEIGHT_BYTES + ROW_BYTES;
+  static constexpr int ROW_BYTES = COLUMNS * TILE_K_BYTES, BYTES = WEIGHT_BYTES + ROW_BYTES;
   static constexpr int COUNT = (SMALL ? 104 : 200) * 1024 / BYTES;
   static constexpr int SHARED = COUNT * BYTES + ALIGNMENT;
   static constexpr int THREADS = CONSUMERS + (SMALL ? WARP : GROUP_THREADS);
 };
 
-struct Product {
-  const bf16 *bias;  // [n]
-  bf16 *out;
-  float4 *parts;  // of blocks that do not begin a tile, as their threads hold them
-  int *ready;     // for each block and warpgroup: its part is written. All zero between launches.
-  int rows, n, k;
-};
-
 // -------------------------------------------------------------------------------------------------------------- work
 
-// The barrier of one warpgroup of consumers.
-__device__ __forceinline__ void sync_group(int group) {
-  if (group == 0)
-    asm volatile("bar.sync 1, 128;" ::: "memory");
-  else
-    asm volatile("bar.sync 2, 128;" ::: "memory");
-}
-
-// The line of work: tile after tile, and in each tile one unit for every TILE_K of k.
+// The line of work: tile after tile, and in each tile one unit for every `tile_k` of k.
 struct Line {
-  int units_per_tile, row_tiles, parts;
+  int units_per_tile, row_tiles, parts, tile_k;
   long long units;
 
   __device__ int begin(int part) const { return static_cast<int>(units * part / parts); }
 };
 
-template <int COLUMNS, int CLUSTER>
+template <typename Value, int COLUMNS, int CLUSTER>
 __device__ Line line_of(const Product &p) {
+  constexpr int TILE_K = TILE_K_BYTES / static_cast<int>(sizeof(Value));
   const int row_tiles = (p.rows + COLUMNS - 1) / COLUMNS, weights = TILE_WEIGHTS * CLUSTER;
   const int units_per_tile = (p.k + TILE_K - 1) / TILE_K;
   const long long tiles = static_cast<long long>((p.n + weights - 1) / weights) * row_tiles;
-  return {units_per_tile, row_tiles, static_cast<int>(gridDim.x) / CLUSTER, tiles * units_per_tile};
+  return {units_per_tile, row_tiles, static_cast<int>(gridDim.x) / CLUSTER, TILE_K,
+          tiles * units_per_tile};
 }
 
 template <int COLUMNS, int CLUSTER>
@@ -81,13 +71,13 @@ struct Block {
   __device__ uint32_t empty_at(int stage) const { return empty + stage * 8; }
 
   __device__ void bring_weights(const CUtensorMap &weight, const Line &line, int unit, int stage) const {
-    const int tile = unit / line.units_per_tile, column = unit % line.units_per_tile * TILE_K;
+    const int tile = unit / line.units_per_tile, column = unit % line.units_per_tile * line.tile_k;
     expect_bytes(full_at(stage), S::BYTES);
     copy_tile(weights(stage), weight, column, (tile / line.row_tiles * CLUSTER + rank) * TILE_WEIGHTS, full_at(stage));
   }
 
   __device__ void bring_rows(const CUtensorMap &x, const Line &line, int unit, int stage) const {
-    const int tile = unit / line.units_per_tile, column = unit % line.units_per_tile * TILE_K;
+    const int tile = unit / line.units_per_tile, column = unit % line.units_per_tile * line.tile_k;
     const int row = tile % line.row_tiles * COLUMNS + rank * (COLUMNS / CLUSTER);
     const uint32_t to = rows(stage) + rank * (S::ROW_BYTES / CLUSTER);
     if (CLUSTER == 2)
@@ -118,85 +108,18 @@ struct Block {
   }
 };
 
-// ------------------------------------------------------------------------------------------------------------ results
-
-// Leaves a part of a tile's sums to the block that began the tile.
-template <int COLUMNS>
-__device__ void leave_part(const Product &p, const float (&sums)[COLUMNS / 2], int slot, int group) {
-  const int thread = threadIdx.x % GROUP_THREADS;
-  float4 *const to = p.parts + static_cast<size_t>(slot) * (COLUMNS / 8) * GROUP_THREADS + thread;
-#pragma unroll
-  for (int i = 0; i < COLUMNS / 8; ++i)
-    __stcg(to + i * GROUP_THREADS, make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]));
-  __threadfence();
-  sync_group(group);
-  if (thread == 0) asm volatile("st.relaxed.gpu.global.s32 [%0], 1;" ::"l"(p.ready + slot) : "memory");
-}
-
-// Waits until the parts in the slots first, first + step, ... are written, one thread for each.
-__device__ __forceinline__ void wait_for_parts(const Product &p, int first, int step, int count, int group) {
-  for (int i = threadIdx.x % GROUP_THREADS; i < count; i += GROUP_THREADS) {
-    int *const flag = p.ready + first + i * step;
-    int ready = 0;
-#pragma unroll 1
-    for (unsigned polls = 0; ready == 0; ++polls) {
-      asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(ready) : "l"(flag) : "memory");
-      if (polls == PATIENCE) __trap();
-    }
-    *flag = 0;
-  }
-  sync_group(group);
-}
-
-template <int COLUMNS>
-__device__ void take_part(const Product &p, float (&sums)[COLUMNS / 2], int slot) {
-  const int thread = threadIdx.x % GROUP_THREADS;
-  const float4 *const from = p.parts + static_cast<size_t>(slot) * (COLUMNS / 8) * GROUP_THREADS + thread;
-#pragma unroll
-  for (int i = 0; i < COLUMNS / 8; ++i) {
-    const float4 part = __ldcg(from + i * GROUP_THREADS);
-    sums[4 * i] += part.x, sums[4 * i + 1] += part.y, sums[4 * i + 2] += part.z, sums[4 * i + 3] += part.w;
-  }
-}
-
-__device__ __forceinline__ uint32_t transpose(uint32_t pair) {
-  uint32_t transposed;
-  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
-  return transposed;
-}
-
-__device__ __forceinline__ float biased(float sum, bool has_bias, float bias) {
-  return has_bias ? __bfloat162float(__float2bfloat16_rn(sum)) + bias : sum;
-}
-
-// Two sums of one weight row, rounded, and turned so that a lane holds two weight rows of one row of x.
-__device__ __forceinline__ uint32_t turn(float a, float b, bool has_bias, float bias) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(biased(a, has_bias, bias), biased(b, has_bias, bias));
-  return transpose(*reinterpret_cast<const uint32_t *>(&pair));
-}
-
-template <int COLUMNS>
-__device__ void write_tile(const Product &p, const float (&sums)[COLUMNS / 2], int weight_row, int row) {
-  const int lane = threadIdx.x % WARP, warp = threadIdx.x % GROUP_THREADS / WARP;
-  const int first = weight_row + warp * 16, mine = first + lane / 4, pair = first + lane % 4 * 2;
-  const bool has_bias = p.bias != nullptr;
-  const float low_bias = has_bias && mine < p.n ? __bfloat162float(p.bias[mine]) : 0.f;
-  const float high_bias = has_bias && mine + 8 < p.n ? __bfloat162float(p.bias[mine + 8]) : 0.f;
-#pragma unroll
-  for (int j = 0; j < COLUMNS / 8; ++j) {
-    const uint32_t low = turn(sums[4 * j], sums[4 * j + 1], has_bias, low_bias);
-    const uint32_t high = turn(sums[4 * j + 2], sums[4 * j + 3], has_bias, high_bias);
-    const int at = row + 8 * j + lane / 4;
-    uint32_t *const to = reinterpret_cast<uint32_t *>(p.out + static_cast<size_t>(at) * p.n + pair);
-    if (at < p.rows && pair < p.n) to[0] = low;
-    if (at < p.rows && pair + 8 < p.n) to[4] = high;
-  }
-}
-
 // --------------------------------------------------------------------------------------------------------- the kernel
 
+template <typename Value, int COLUMNS>
+__device__ __forceinline__ void multiply(float (&sums)[COLUMNS / 2], uint64_t weights, uint64_t rows, int accumulate) {
+  if constexpr (sizeof(Value) == 1)
+    multiply_e4m3_tiles<COLUMNS>(sums, weights, rows, accumulate);
+  else
+    multiply_tiles<COLUMNS>(sums, weights, rows, accumulate);
+}
+
 // Multiplies the units [begin, end) tile by tile: one warpgroup's 64 weight rows of each.
-template <int COLUMNS, int CLUSTER>
+template <typename Value, int COLUMNS, int CLUSTER>
 __device__ void consume(const Product &p, const Block<COLUMNS, CLUSTER> &block, const Line &line, int part, int group) {
   Ring<Stage<COLUMNS>::COUNT> at;
   const int end = line.begin(part + 1);
@@ -208,12 +131,12 @@ __device__ void consume(const Product &p, const Block<COLUMNS, CLUSTER> &block, 
     int accumulate = 0, previous = -1;
     for (; unit < last; ++unit) {
       wait_for(block.full_at(at.stage), at.parity);
-      const uint64_t weights = describe_operand(block.weights(at.stage) + group * GROUP_WEIGHTS * TILE_K * 2);
+      const uint64_t weights = describe_operand(block.weights(at.stage) + group * GROUP_WEIGHTS * TILE_K_BYTES);
       const uint64_t rows = describe_operand(block.rows(at.stage));
       open_products();
 #pragma unroll
-      for (int k = 0; k < TILE_K / 16; ++k, accumulate = 1)
-        multiply_tiles<COLUMNS>(sums, weights + 2 * k, rows + 2 * k, accumulate);
+      for (int k = 0; k < TILE_K_BYTES / STEP_BYTES; ++k, accumulate = 1)
+        multiply<Value, COLUMNS>(sums, weights + 2 * k, rows + 2 * k, accumulate);
       commit_products();
       wait_for_products<1>();
       if (previous >= 0) block.release(previous);
@@ -233,11 +156,13 @@ __device__ void consume(const Product &p, const Block<COLUMNS, CLUSTER> &block, 
     if (others > 0) wait_for_parts(p, slot + step, step, others, group);
     for (int i = 1; i <= others; ++i) take_part<COLUMNS>(p, sums, slot + i * step);
     const int weight_row = (tile / line.row_tiles * CLUSTER + block.rank) * TILE_WEIGHTS + group * GROUP_WEIGHTS;
-    write_tile<COLUMNS>(p, sums, weight_row, tile % line.row_tiles * COLUMNS);
+    const int row = tile % line.row_tiles * COLUMNS;
+    if constexpr (sizeof(Value) == 1) scale_tile<COLUMNS>(p, sums, weight_row, row);
+    write_tile<COLUMNS>(p, sums, weight_row, row);
   }
 }
 
-template <int COLUMNS, int CLUSTER>
+template <typename Value, int COLUMNS, int CLUSTER>
 __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(Stage<COLUMNS>::THREADS, Stage<COLUMNS>::SMALL ? 2 : 1)
     stream_k_kernel(const __grid_constant__ CUtensorMap weight, const __grid_constant__ CUtensorMap x, const Product p) {
   using S = Stage<COLUMNS>;
@@ -259,7 +184,7 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(Stage<COLUMNS>
     sync_cluster();
   release_successor();
 
-  const Line line = line_of<COLUMNS, CLUSTER>(p);
+  const Line line = line_of<Value, COLUMNS, CLUSTER>(p);
   const int part = static_cast<int>(blockIdx.x) / CLUSTER, group = static_cast<int>(threadIdx.x) / GROUP_THREADS;
   if (threadIdx.x >= CONSUMERS) {
     if constexpr (!S::SMALL) asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
@@ -267,7 +192,7 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(Stage<COLUMNS>
   } else {
     if constexpr (!S::SMALL) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
     wait_for_predecessor();
-    consume<COLUMNS, CLUSTER>(p, block, line, part, group);
+    consume<Value, COLUMNS, CLUSTER>(p, block, line, part, group);
   }
   __syncwarp();
   if (CLUSTER > 1) sync_cluster();  // a block's shared memory must outlive what the other sends to it
@@ -276,18 +201,21 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(Stage<COLUMNS>
 // ------------------------------------------------------------------------------------------------------------- launch
 
 struct Variant {
-  int columns, cluster, shared_bytes, threads;
+  int columns, cluster, value_bytes, shared_bytes, threads;
   void (*kernel)(CUtensorMap, CUtensorMap, Product);
 };
 
-template <int COLUMNS, int CLUSTER>
+template <typename Value, int COLUMNS, int CLUSTER>
 constexpr Variant variant() {
-  return {COLUMNS, CLUSTER, Stage<COLUMNS>::SHARED, Stage<COLUMNS>::THREADS, stream_k_kernel<COLUMNS, CLUSTER>};
+  using S = Stage<COLUMNS>;
+  return {COLUMNS, CLUSTER, sizeof(Value), S::SHARED, S::THREADS, stream_k_kernel<Value, COLUMNS, CLUSTER>};
 }
 
-const Variant VARIANTS[] = {variant<32, 1>(),  variant<32, 2>(),  variant<64, 1>(),  variant<64, 2>(),
-                            variant<128, 1>(), variant<128, 2>(), variant<192, 1>(), variant<192, 2>(),
-                            variant<256, 1>(), variant<256, 2>()};
+const Variant VARIANTS[] = {
+    variant<bf16, 32, 1>(),  variant<bf16, 32, 2>(),  variant<bf16, 64, 1>(),  variant<bf16, 64, 2>(),
+    variant<bf16, 128, 1>(), variant<bf16, 128, 2>(), variant<bf16, 192, 1>(), variant<bf16, 192, 2>(),
+    variant<bf16, 256, 1>(), variant<bf16, 256, 2>(), variant<fp8, 32, 1>(),   variant<fp8, 64, 1>(),
+    variant<fp8, 64, 2>(),   variant<fp8, 128, 1>(),  variant<fp8, 128, 2>(),  variant<fp8, 256, 2>()};
 constexpr int VARIANT_COUNT = sizeof(VARIANTS) / sizeof(VARIANTS[0]);
 
 }  // namespace
@@ -309,11 +237,12 @@ extern "C" int baton_stream_k_prepare(void **encode) {
   return cudaSuccess;
 }
 
-// The shape of variant `index`: [columns, cluster]; columns is 0 past the last.
+// The shape of variant `index`: [columns, cluster, bytes of an operand's value]; columns is 0 past the last.
 extern "C" int baton_stream_k_variant(int index, int *shape) {
   const bool known = index >= 0 && index < VARIANT_COUNT;
   shape[0] = known ? VARIANTS[index].columns : 0;
   shape[1] = known ? VARIANTS[index].cluster : 0;
+  shape[2] = known ? VARIANTS[index].value_bytes : 0;
   return cudaSuccess;
 }
 
@@ -339,21 +268,31 @@ extern "C" int baton_stream_k_blocks(int index, int *blocks) {
   return error;
 }
 
-// One product in `blocks` blocks, which must all fit on the device at a time. n and k must be multiples of 8. `parts` holds blocks * 2 * 64 * columns floats, `ready` blocks * 2 zeros.
+// One product in `blocks` blocks, which must all fit on the device at a time. n must be a multiple of 8, k
+// one of 16 bytes. The scales are read with e4m3 operands only. `parts` holds blocks * 2 * 64 * columns floats, `ready`
+// blocks * 2 zeros.
 extern "C" int baton_stream_k(int index, int blocks, int overlap, const void *encode, const void *x, const void *weight,
-                              const void *bias, void *out, void *parts, void *ready, int rows, int n, int k,
-                              void *stream) {
+                              const void *bias, const void *x_scale, const void *weight_scale, void *out, void *parts,
+                              void *ready, int rows, int n, int k, void *stream) {
   const Variant &v = VARIANTS[index];
-  if (n % 8 != 0 || k % 8 != 0 || rows < 1) return cudaErrorInvalidValue;
+  if (n % 8 != 0 || k * v.value_bytes % 16 != 0 || rows < 1) return cudaErrorInvalidValue;
+  const int tile_k = TILE_K_BYTES / v.value_bytes;
   CUtensorMap weight_map, x_map;
-  cudaError_t error = describe_matrix(encode, &weight_map, weight, n, k, TILE_WEIGHTS, TILE_K);
-  if (error == cudaSuccess) error = describe_matrix(encode, &x_map, x, rows, k, v.columns / v.cluster, TILE_K);
+  cudaError_t error = describe_matrix(encode, &weight_map, weight, n, k, TILE_WEIGHTS, v.value_bytes);
+  if (error == cudaSuccess)
+    error = describe_matrix(encode, &x_map, x, rows, k, v.columns / v.cluster, v.value_bytes);
   if (error != cudaSuccess) return error;
   const int64_t weights = TILE_WEIGHTS * v.cluster, tiles = (n + weights - 1) / weights;
-  const int64_t units = tiles * ((rows + v.columns - 1) / v.columns) * ((k + TILE_K - 1) / TILE_K);
+  const int64_t units = tiles * ((rows + v.columns - 1) / v.columns) * ((k + tile_k - 1) / tile_k);
   const int64_t clusters = units < blocks / v.cluster ? units : blocks / v.cluster;  // each has something to do
-  const Product product{static_cast<const bf16 *>(bias), static_cast<bf16 *>(out), static_cast<float4 *>(parts),
-                        static_cast<int *>(ready),       rows,                     n,
+  const Product product{static_cast<const bf16 *>(bias),
+                        static_cast<const float *>(x_scale),
+                        static_cast<const float *>(weight_scale),
+                        static_cast<bf16 *>(out),
+                        static_cast<float4 *>(parts),
+                        static_cast<int *>(ready),
+                        rows,
+                        n,
                         k};
   return launch(v.kernel, dim3(static_cast<unsigned>(clusters * v.cluster)), dim3(v.threads), v.shared_bytes,
                 static_cast<cudaStream_t>(stream), static_cast<Overlap>(overlap), weight_map, x_map, product);

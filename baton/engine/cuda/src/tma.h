@@ -92,14 +92,17 @@ using EncodeTiled = CUresult (*)(CUtensorMap *, CUtensorMapDataType, cuuint32_t,
                                  const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
                                  CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-// A bf16 matrix [rows, k] in boxes of `box_rows` by `box_k`; what lies past its edges reads as zero.
+// A matrix [rows, k] of bf16, or of values of one byte, in boxes of `box_rows` rows and 128 bytes of each; what lies
+// past its edges reads as zero.
 inline cudaError_t describe_matrix(const void *encode, CUtensorMap *map, const void *matrix, int rows, int k,
-                                   int box_rows, int box_k) {
+                                   int box_rows, int value_bytes) {
+  const int box_k = 128 / value_bytes;
+  const auto type = value_bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(k), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(k) * 2};
+  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(k) * value_bytes};
   const cuuint32_t box[2] = {static_cast<cuuint32_t>(box_k), static_cast<cuuint32_t>(box_rows)}, steps[2] = {1, 1};
   const CUresult code = reinterpret_cast<EncodeTiled>(const_cast<void *>(encode))(
-      map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void *>(matrix), sizes, strides, box, steps,
+      map, type, 2, const_cast<void *>(matrix), sizes, strides, box, steps,
       CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
       CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return code == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
