@@ -168,9 +168,9 @@ __device__ __forceinline__ void multiply(float (&even)[4], float (&odd)[4], cons
   for (int half = 0; half < 2; ++half) {
     const int offset = step * 2 * STEP_BYTES + half * LOAD_BYTES;
     const uint4 a = x.read(x.low, offset), b = MANY ? x.read(x.high, offset) : a;
-    const unsigned first = words[2 * half], second = words[2 * half + 1];
-    mma_f16(even, a.x, b.x, a.y, b.y, e4m3_to_f16(first), e4m3_to_f16(first >> 16));
-    mma_f16(odd, a.z, b.z, a.w, b.w, e4m3_to_f16(second), e4m3_to_f16(second >> 16));
+    const uint2 first = e4m3_to_f16(words[2 * half]), second = e4m3_to_f16(words[2 * half + 1]);
+    mma_f16(even, a.x, b.x, a.y, b.y, first.x, first.y);
+    mma_f16(odd, a.z, b.z, a.w, b.w, second.x, second.y);
   }
 }
 

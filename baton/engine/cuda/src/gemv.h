@@ -57,10 +57,13 @@ __device__ __forceinline__ void mma_f16(float (&c)[4], unsigned a0, unsigned a1,
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// Two e4m3 values, the lower byte first, as halves. Exact, and one instruction.
-__device__ __forceinline__ unsigned e4m3_to_f16(unsigned pair) {
-  unsigned halves;
-  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<unsigned short>(pair)));
+// Four e4m3 values as halves, the lower two bytes in x. Exact, in two instructions.
+__device__ __forceinline__ uint2 e4m3_to_f16(unsigned word) {
+  uint2 halves;
+  asm("{.reg .b16 low, high; mov.b32 {low, high}, %2;"
+      " cvt.rn.f16x2.e4m3x2 %0, low; cvt.rn.f16x2.e4m3x2 %1, high;}"
+      : "=r"(halves.x), "=r"(halves.y)
+      : "r"(word));
   return halves;
 }
 
