@@ -37,6 +37,13 @@ __device__ __forceinline__ void load_transposed(uint32_t (&into)[4], uint32_t ad
                : "memory");
 }
 
+// 2^x; what is smaller than a normal float becomes zero.
+__device__ __forceinline__ float power_of_two(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+  return power;
+}
+
 // Adds one to what all blocks see, publishes what this block has written before, and returns the number before.
 __device__ __forceinline__ int arrive(int* arrivals) {
   int before;

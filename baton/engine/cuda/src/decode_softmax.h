@@ -96,24 +96,28 @@ struct Accumulator {
     best = fmaxf(best, __shfl_xor_sync(~0u, best, 2));
     const float new_peak = fmaxf(peak, best);
     const float reference = new_peak == NEGATIVE ? 0.0f : new_peak;
-    const float shrink = exp2f(peak - reference);
+    const float shrink = power_of_two(peak - reference);
     peak = new_peak;
+    if (__any_sync(~0u, shrink != 1.0f)) shrink_sums(shrink);  // the peak of a long row soon stays where it is
     float weights[2][2];
-    total *= shrink;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
       for (int column = 0; column < 2; ++column) {
-        weights[half][column] = exp2f(scores[half][column] - reference);
+        weights[half][column] = power_of_two(scores[half][column] - reference);
         total += weights[half][column];
       }
     }
+    add(keys + L::PIECE_BYTES, pack<Kv>(weights[0][0], weights[0][1]), pack<Kv>(weights[1][0], weights[1][1]), lane);
+  }
+
+  __device__ __forceinline__ void shrink_sums(float factor) {
+    total *= factor;
 #pragma unroll
     for (int tile = 0; tile < L::SUMS; ++tile) {
-      sums[tile][0] *= shrink;
-      sums[tile][1] *= shrink;
+      sums[tile][0] *= factor;
+      sums[tile][1] *= factor;
     }
-    add(keys + L::PIECE_BYTES, pack<Kv>(weights[0][0], weights[0][1]), pack<Kv>(weights[1][0], weights[1][1]), lane);
   }
 
   __device__ __forceinline__ void add(uint32_t values, uint32_t low, uint32_t high, int lane) {
