@@ -45,8 +45,10 @@ class Buffers:
     qkv: torch.Tensor
     gate_up: torch.Tensor
     gated: torch.Tensor
+    mixed: torch.Tensor
     normed_e4m3: torch.Tensor
     gated_e4m3: torch.Tensor
+    mixed_e4m3: torch.Tensor
     scales: torch.Tensor
     pool: torch.Tensor
     pool_e4m3: torch.Tensor
@@ -70,8 +72,10 @@ class Buffers:
             qkv=normal(spec.q_size + 2 * spec.kv_size),
             gate_up=normal(2 * spec.ffn_size),
             gated=normal(spec.ffn_size),
+            mixed=normal(spec.q_size),
             normed_e4m3=normal(spec.hidden_size).to(torch.float8_e4m3fn),
             gated_e4m3=normal(spec.ffn_size).to(torch.float8_e4m3fn),
+            mixed_e4m3=normal(spec.q_size).to(torch.float8_e4m3fn),
             scales=torch.zeros(rows, device="cuda"),
             pool=pool.to(torch.bfloat16),
             pool_e4m3=pool.to(torch.float8_e4m3fn),
@@ -144,13 +148,17 @@ def silu_mul_quant(kernels: Kernels, b: Buffers, c: Constants) -> None:
     kernels.silu_mul_quant(b.gate_up, b.gated_e4m3, b.scales)
 
 
+def quantize(kernels: Kernels, b: Buffers, c: Constants) -> None:
+    kernels.quantize(b.mixed, b.mixed_e4m3, b.scales)
+
+
 def layer(kernels: Kernels, b: Buffers, c: Constants) -> None:
     for run in (add_norm, rope_append, add_norm, silu_mul):
         run(kernels, b, c)
 
 
 def layer_e4m3(kernels: Kernels, b: Buffers, c: Constants) -> None:
-    for run in (add_norm_quant, rope_append_quant, add_norm_quant, silu_mul_quant):
+    for run in (add_norm_quant, rope_append_quant, quantize, add_norm_quant, silu_mul_quant):
         run(kernels, b, c)
 
 
@@ -168,8 +176,9 @@ CASES = (
     Case("rope_append_quant", rope_append_quant, lambda s: rope_bytes(s, 1)),
     Case("silu_mul", silu_mul, lambda s: 6 * s.ffn_size),
     Case("silu_mul_quant", silu_mul_quant, lambda s: 5 * s.ffn_size),
+    Case("quantize", quantize, lambda s: 3 * s.q_size),
     Case("layer", layer, lambda s: 16 * s.hidden_size + rope_bytes(s, 2) + 6 * s.ffn_size),
-    Case("layer_e4m3", layer_e4m3, lambda s: 14 * s.hidden_size + rope_bytes(s, 1) + 5 * s.ffn_size),
+    Case("layer_e4m3", layer_e4m3, lambda s: 14 * s.hidden_size + rope_bytes(s, 1) + 3 * s.q_size + 5 * s.ffn_size),
 )
 
 

@@ -27,6 +27,7 @@ from baton.core.errors import ConfigError
 from baton.core.types import ModelCard, Sampling
 from baton.engine.client import spawn_engine
 from baton.engine.config import EngineConfig, device_defaults
+from baton.engine.spec import DecoderSpec
 from baton.engine.weights.source import load_spec
 from bench.engine_bench import EngineBench, Roofline
 from bench.machine import hardware, versions
@@ -38,7 +39,7 @@ from bench.shapes import NAMED, Batch, DecodeStep, Shape, parse_shapes
 
 COMMAND = "baton bench offline"
 ENGINE = Section("engine", EngineConfig, device_defaults)
-WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "fp8": 1}
+WEIGHT_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +100,18 @@ def _roofline(plan: OfflinePlan, config: EngineConfig, card: ModelCard) -> Roofl
     if plan.peak is None or config.model == FAKE:
         return None
     kv_bytes = card.format.block_bytes / card.format.block_size
-    weight_format = config.dtype if config.weight_format == "auto" else config.weight_format
-    return Roofline(ModelWork(load_spec(config.model), WEIGHT_BYTES[weight_format], kv_bytes), plan.peak)
+    spec = load_spec(config.model)
+    return Roofline(ModelWork(spec, _weight_bytes(config, spec), kv_bytes), plan.peak)
+
+
+def _weight_bytes(config: EngineConfig, spec: DecoderSpec) -> float:
+    """Of a weight, on average over those that a step reads: with FP8 weights, the head's are not."""
+    wide = WEIGHT_BYTES[config.dtype]
+    if config.weight_format == "auto":
+        return wide
+    layer = spec.hidden_size * (2 * spec.q_size + 2 * spec.kv_size + 3 * spec.ffn_size)
+    layers, head = spec.layers * layer, spec.vocab_size * spec.hidden_size
+    return (layers + wide * head) / (layers + head)
 
 
 def headline(shape: Shape) -> str:
@@ -188,7 +199,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=integer(0, 2**32 - 1), default=1, help="of prompts and lengths")
     parser.add_argument("--temperature", type=float, default=0.0, help="0, the default, draws greedily")
     parser.add_argument("--peak-bandwidth", type=float, metavar="TB/S", help="of memory; on cuda that of an H200, 4.26")
-    parser.add_argument("--peak-flops", type=float, metavar="TFLOP/S", help="of matmul; on cuda that of an H200, 768")
+    parser.add_argument("--peak-flops", type=float, metavar="TFLOP/S", help="of matmul; on cuda bf16 on an H200, 768")
     parser.add_argument("--output", type=Path, help="JSON file to write; standard output without it")
     return parser
 

@@ -9,8 +9,9 @@ import pytest
 
 from baton.cli.main import main as baton
 from baton.core.errors import ConfigError
+from baton.engine.config import EngineConfig
 from baton.engine.weights.source import load_spec, weights_hash
-from bench.offline import plan_of
+from bench.offline import _weight_bytes, plan_of
 from bench.random_model import with_context
 from bench.roofline import H200, Peak
 from bench.shapes import parse_shapes
@@ -103,3 +104,12 @@ def test_the_result_says_how_it_came_about(tmp_path: Path, capsys: pytest.Captur
     said = capsys.readouterr()
     assert "decode:2x16/8" in said.err
     assert said.out == ""
+
+
+def test_fp8_weights_count_half_but_the_head_whole() -> None:
+    spec = load_spec("random:llama-3-8b")
+    half = EngineConfig("random:llama-3-8b", device="cuda", weight_format="fp8")
+    head = spec.vocab_size * spec.hidden_size
+    weights = 7_504_658_432  # of Llama-3-8B without embedding and norms
+    assert _weight_bytes(half, spec) * weights == pytest.approx(weights + head)
+    assert _weight_bytes(EngineConfig("random:llama-3-8b"), spec) == 2
