@@ -47,9 +47,9 @@ FORMATS = {
     "both": {"weight_format": "fp8", "kv_format": "fp8"},
 }
 MODELS = (str(DATA / "tiny" / "qwen2"), "random:smollm2-135m")  # one with biases, one with many layers
-# Times what rounding alone loses. Prefill over FP8 KV rounds queries and softmax weights too, which the reference
-# does not: on smollm2, by emulation, 1.27 times the loss.
-NO_WORSE = {"weights": 1.25, "kv": 1.6, "both": 1.4}
+# Times what rounding alone loses. Prefill over FP8 KV rounds queries and softmax weights too, which the reference does
+# not: by emulation 1.07 to 1.27 times the loss.
+NO_WORSE = {"weights": 1.25, "kv": 1.4, "both": 1.3}
 
 
 @pytest.fixture(scope="module")
