@@ -78,7 +78,7 @@ class Bench:
             made += [
                 ("split", partial(SplitDecode, *common, self.library)),
                 ("split, no overlap", partial(SplitDecode, *common, self.library, programmatic_launch=False)),
-                ("split, shares >= 8", partial(SplitDecode, *common, self.library, least_pieces=8)),
+                ("split, shares >= 4", partial(SplitDecode, *common, self.library, least_pieces=4)),
             ]
         if Backend.CUDA_CORES in backends:
             made.append(("cuda cores", lambda: PlannedDecode(*common, CudaCoreSchedule(shape))))
