@@ -44,7 +44,8 @@ def compile_kernels(shape: AttentionShape, kernels: set[Kernel]) -> None:
     with _unavailable_without_flashinfer():
         from flashinfer.jit.core import build_jit_specs  # pyright: ignore[reportMissingImports]
 
-        build_jit_specs([_specification(shape, kernel) for kernel in sorted(kernels, key=lambda one: one.value)])
+        wanted = [_specification(shape, kernel) for kernel in sorted(kernels, key=lambda one: one.value)]
+        build_jit_specs([specification for specification in wanted if not specification.jit_library_path.exists()])
 
 
 def load_kernel(shape: AttentionShape, kernel: Kernel) -> Any:
@@ -53,7 +54,25 @@ def load_kernel(shape: AttentionShape, kernel: Kernel) -> Any:
     Raises CudaUnavailable when flashinfer is not installed or cannot compile.
     """
     with _unavailable_without_flashinfer():
-        return _specification(shape, kernel).build_and_load()
+        specification = _specification(shape, kernel)
+        return _load_compiled(specification) or specification.build_and_load()
+
+
+def _load_compiled(specification: Any) -> Any:
+    """The module from the cache, None when it is not there or was left unfinished by a process that was killed.
+
+    FlashInfer would ask ninja, which compiles anew for minutes whenever the package was installed after the cache was
+    filled. The cache is kept by FlashInfer's version and the GPU's architecture, and a module's name says the rest.
+    """
+    from filelock import FileLock
+
+    with FileLock(specification.lock_path, thread_local=False):
+        if not specification.jit_library_path.exists():
+            return None
+        try:
+            return specification.load(specification.jit_library_path)
+        except (OSError, RuntimeError):
+            return None
 
 
 def _specification(shape: AttentionShape, kernel: Kernel) -> Any:
