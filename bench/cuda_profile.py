@@ -138,6 +138,7 @@ def covered(spans: list[Span]) -> float:
 
 def short(name: str) -> str:
     """A kernel's name without namespaces; template arguments only as far as they tell shapes apart."""
+    name = name.replace("(anonymous namespace)::", "")
     match = NAME.match(name)
     plain = match.group(1) if match else name
     tail = re.sub(r"[^0-9a-z_]", "", name[match.end() if match else 0 :].lower())[:28]
