@@ -86,9 +86,10 @@ def decode(runner: CudaRunner, batch: int, context: int) -> Figures:
     steps = STEPS + WARM_STEPS
     runner.launch([part._replace(start=context - 1, end=context) for part in parts])
     for index in range(steps):
+        made = [part._replace(start=context + index, end=context + index + 1) for part in parts]
         before = time.perf_counter()
         if index + 1 < steps:
-            runner.launch([part._replace(start=context + index, end=context + index + 1) for part in parts])
+            runner.launch(made)
         launched = time.perf_counter()
         runner._flights[0].slot.wait()  # noqa: SLF001 - so that waiting does not count as the host's work
         arrivals.append(time.perf_counter())
@@ -107,7 +108,7 @@ def decode(runner: CudaRunner, batch: int, context: int) -> Figures:
 
 def prefill(runner: CudaRunner, config: EngineConfig) -> float:
     """Tokens a second in full steps of one chunk each, launched one ahead."""
-    length = min(config.max_step_tokens, runner.card.context_length)
+    length = min(config.max_step_tokens, runner.card.context_length - 1)  # one more is drawn
     started = 0.0
     for index in range(REPEATS + 1):
         part = sequences(runner, [length], 1)[0]
@@ -125,7 +126,7 @@ def prefill(runner: CudaRunner, config: EngineConfig) -> float:
 
 def first_token(runner: CudaRunner, config: EngineConfig) -> float:
     """Seconds from launch to token of a prompt in as many steps as its length takes; the median."""
-    length = min(PROMPT, config.max_step_tokens, runner.card.context_length)
+    length = min(PROMPT, config.max_step_tokens, runner.card.context_length - 1)
     times: list[float] = []
     for index in range(REPEATS):
         part = sequences(runner, [length], 1)[0]._replace(key=index, end=length)

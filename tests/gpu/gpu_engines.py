@@ -109,7 +109,7 @@ def decode_ahead(runner: CudaRunner, made: Sequence[Line], steps: int) -> None:
 
 @torch.inference_mode()
 def all_logits(runner: CudaRunner, parts: Sequence[Part]) -> torch.Tensor:
-    """float32 logits of every row of an eager step, in the step's order: decode rows, then chunks."""
+    """float32 logits of every row of an eager step, part by part."""
     m = runner._machinery
     with torch.cuda.stream(runner._steps):
         staged = m.buffer.stage()
@@ -123,7 +123,8 @@ def all_logits(runner: CudaRunner, parts: Sequence[Part]) -> torch.Tensor:
         hidden = m.decoder.hidden(rows, m.pool, runner._attend_whole(packed)).clone()
         pieces = [m.decoder.logits(piece).float() for piece in hidden.split(m.decoder.logit_rows)]
     torch.cuda.synchronize()
-    return torch.cat(pieces)
+    logits, firsts = torch.cat(pieces), packed.first_row.tolist()
+    return torch.cat([logits[first:][: part.end - part.start] for first, part in zip(firsts, parts, strict=True)])
 
 
 @torch.inference_mode()

@@ -21,6 +21,7 @@ DEVICE = torch.device("cuda")
 BF16 = torch.bfloat16
 E4M3 = torch.float8_e4m3fn
 TOLERANCE = 4e-3
+MANY = 1000  # values over which roundings average out
 EPS = 1e-5
 # [n, k] of weights: a large and a small model's, and sizes that end inside a tile, a slice of k and a batch of loads.
 SIZES = [(6144, 4096), (4096, 14336), (4096, 1024), (1024, 3072), (1002, 1056), (24, 16), (6, 80)]
@@ -54,6 +55,16 @@ def poison(*shape: int) -> torch.Tensor:
 def error(out: torch.Tensor, reference: torch.Tensor) -> float:
     """||out - reference|| / ||reference||; NaN never passes a comparison."""
     return float((out.double() - reference).norm() / reference.norm())
+
+
+def twice_rounded(product: torch.Tensor, reference: torch.Tensor) -> float:
+    """The error allowed when ``product`` and then ``reference`` is rounded to bf16, by up to 2^-8 of the value each.
+
+    Over many values roundings average out to well below TOLERANCE; a few may all be nearly as bad as they can be.
+    """
+    if reference.numel() >= MANY:
+        return TOLERANCE
+    return max(TOLERANCE, 2**-8 * float((product.norm() + reference.norm()) / reference.norm()))
 
 
 def multiply(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -113,11 +124,12 @@ def test_up_to_sixteen_rows_match_float64(gemv: Gemv, rows: int, n: int, k: int)
 @pytest.mark.parametrize(("n", "k"), SIZES)
 def test_a_product_is_added_to_the_residual(gemv: Gemv, rows: int, n: int, k: int) -> None:
     x, weight, bias, residual = normal(rows, k), normal(n, k, scale=k**-0.5), normal(n), normal(rows, n)
-    reference = residual.double() + multiply(x, weight) + bias.double()
+    product = multiply(x, weight) + bias.double()
+    reference = residual.double() + product
     for shape in all_shapes(gemv, rows, k, Epilogue.ADD):
         out = residual.clone()
         gemv.run(shape, Epilogue.ADD, x, weight, out, bias)
-        assert error(out, reference) < TOLERANCE, shape
+        assert error(out, reference) < twice_rounded(product, reference), shape
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 8])
