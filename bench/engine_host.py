@@ -24,7 +24,7 @@ from baton.engine.config import EngineConfig
 from baton.engine.core import EngineCore
 from baton.engine.fake import fake_card
 from baton.engine.messages import Decode, Reserve
-from baton.engine.runner import Part, StepResult
+from baton.engine.runner import Part, RunnerTimes, StepResult
 
 PROMPT_TOKENS = 512
 MAX_TOKENS = 1024
@@ -38,6 +38,7 @@ class NullRunner:
     """Draws token 7 for everyone, at no cost: what is left is the host's."""
 
     steps_ahead = 1
+    times = RunnerTimes()
 
     def __init__(self, card: ModelCard, total_blocks: int) -> None:
         self.card = card

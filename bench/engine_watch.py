@@ -1,10 +1,6 @@
 """What the engine itself did while something was measured: its counters, and what they cost the host.
 
-Read from ``EngineStats``. These of its counters, where an engine keeps them, become figures by the step:
-
-- ``host_seconds``: the engine loop's own work, all but waiting for commands and for the device;
-- ``device_seconds``: from the start of a step's first operation on the device to the end of its last one;
-- ``device_idle_seconds``: between the end of one step on the device and the start of the next, while there was work.
+Read from ``EngineStats``. Its times become figures by the step; those of an engine without a device are left out.
 """
 
 from __future__ import annotations
@@ -62,9 +58,9 @@ def step_figures(before: EngineStats, after: EngineStats) -> dict[str, float]:
     steps = grown["steps"]
     found: dict[str, float] = {"steps": steps, "preemptions": grown["preemptions"]}
     for name in ("host", "device"):
-        if steps and f"{name}_seconds" in grown:
+        if steps and grown[f"{name}_seconds"]:
             found[f"{name}_ms_per_step"] = 1000 * grown[f"{name}_seconds"] / steps
-    device, idle = grown.get("device_seconds", 0.0), grown.get("device_idle_seconds", 0.0)
+    device, idle = grown["device_seconds"], grown["device_idle_seconds"]
     if device + idle > 0:
         found["device_idle_share"] = idle / (device + idle)
     return found

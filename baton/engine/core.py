@@ -69,6 +69,7 @@ class EngineCore:
         self._drawn_keys: list[int] = []
         self._drawn_tokens: list[int] = []
         self._events: list[Event] = []
+        self._busy_seconds = 0.0
         self._steps = 0
         self._prompt_computed = 0
         self._prompt_cached = 0
@@ -86,6 +87,7 @@ class EngineCore:
 
     @property
     def stats(self) -> EngineStats:
+        times = self._runner.times
         return EngineStats(
             total_blocks=self._pool.total,
             free_blocks=self._pool.free,
@@ -98,12 +100,19 @@ class EngineCore:
             prompt_tokens_cached=self._prompt_cached,
             tokens_generated=self._generated,
             preemptions=self._scheduler.preemptions,
+            host_seconds=max(0.0, self._busy_seconds - times.waited),
+            device_seconds=times.device,
+            device_idle_seconds=times.device_idle,
         )
 
     def idle_seconds(self) -> float | None:
         """How long the engine may sleep without a command: until a waiting request expires; None: for ever."""
         deadline = self._scheduler.next_deadline()
         return None if deadline is None else max(0.0, deadline - self._clock.now())
+
+    def add_busy(self, seconds: float) -> None:
+        """The loop that drives the engine was awake for so long; what of it went on waiting, the runner knows."""
+        self._busy_seconds += seconds
 
     def step(self) -> StepReport:
         """Admit, run one step if there is anything to run, and report it with all that commands brought about."""

@@ -22,7 +22,7 @@ from hashlib import blake2b
 
 from baton.core.errors import CorruptTransfer
 from baton.core.types import KvFormat, ModelCard, Sampling, TokenLogprob
-from baton.engine.runner import Draw, Part, PartDetail, StepResult
+from baton.engine.runner import Draw, Part, PartDetail, RunnerTimes, StepResult
 
 DIGEST_BYTES = 16
 EOS = 2
@@ -66,6 +66,7 @@ class FakeRunner:
         self.card = card
         self.total_blocks = total_blocks
         self.steps_ahead = steps_ahead
+        self.times = RunnerTimes()
         self._step_seconds = step_seconds
         self._on_step = on_step
         self._block_size = card.format.block_size
@@ -89,6 +90,8 @@ class FakeRunner:
     def collect(self) -> StepResult:
         if self._step_seconds:
             time.sleep(self._step_seconds)
+            waited, device, idle = self.times
+            self.times = RunnerTimes(waited + self._step_seconds, device + self._step_seconds, idle)
         parts = self._flights.popleft()
         results = [self._compute(self._resolved(part)) for part in parts]
         self._drawn = {p.key: token for p, (token, _) in zip(parts, results, strict=True) if token is not None}

@@ -33,15 +33,17 @@ def serve(runner: Runner, config: EngineConfig, channel: SyncChannel, clock: Clo
     channel.send(Ready(runner.card, core.stats))
     while True:
         wait = 0.0 if core.has_work else core.idle_seconds()
-        was_told = False
-        while channel.is_readable(wait):
+        was_told = is_readable = channel.is_readable(wait)
+        awake = clock.now()
+        while is_readable:
             core.handle(channel.receive())
-            was_told, wait = True, 0.0
+            is_readable = channel.is_readable(0.0)
         core.admit()
         if was_told or core.has_news:
             channel.send(core.report())
         if core.run():
             channel.send(core.report())
+        core.add_busy(clock.now() - awake)
 
 
 def fake_runner(config: EngineConfig) -> FakeRunner:

@@ -67,6 +67,14 @@ class StepResult:
     details: Mapping[int, PartDetail]
 
 
+class RunnerTimes(NamedTuple):
+    """Seconds since the runner was made, of the steps that were collected."""
+
+    waited: float = 0.0  # in ``collect``, for the device
+    device: float = 0.0  # of steps on the device
+    device_idle: float = 0.0  # before steps that were launched when another one was still in flight
+
+
 class Runner(Protocol):
     """Owns the weights and the paged KV pool. Called from one thread only."""
 
@@ -79,6 +87,11 @@ class Runner(Protocol):
     @property
     def steps_ahead(self) -> int:
         """Steps that may be in flight when another one is launched: 0 or 1."""
+        ...
+
+    @property
+    def times(self) -> RunnerTimes:
+        """All zero where the host itself computes the steps."""
         ...
 
     def launch(self, parts: Sequence[Part]) -> None:

@@ -11,7 +11,7 @@ import torch
 from baton.core.types import ModelCard
 from baton.engine import kvcache
 from baton.engine.decoder import Decoder, PackedStep
-from baton.engine.runner import Part, PartDetail, StepResult
+from baton.engine.runner import Part, PartDetail, RunnerTimes, StepResult
 from baton.engine.sampler import Row, Sample, logprob_of, sample
 
 
@@ -19,6 +19,7 @@ class TorchRunner:
     """Satisfies ``Runner`` over any ``Decoder`` and a pool from ``kvcache.allocate_pool``; computes at once."""
 
     steps_ahead = 0
+    times = RunnerTimes()
 
     def __init__(self, decoder: Decoder, pool: torch.Tensor, card: ModelCard) -> None:
         self._decoder = decoder

@@ -11,6 +11,9 @@ COUNTERS = {
     "tokens_generated": "Tokens drawn",
     "preemptions": "Requests that gave up their blocks and were recomputed",
     "steps": "Engine steps",
+    "host_seconds": "The engine loop's own work, all but waiting for commands and for the device",
+    "device_seconds": "Steps on the device, from the start of each to its end; 0 where the host computes",
+    "device_idle_seconds": "Between two steps on the device while there was work; 0 where the host computes",
 }
 
 

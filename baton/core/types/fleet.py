@@ -33,7 +33,12 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot of one engine. Blocks: free + held + cached = total, always. Counters only grow."""
+    """A snapshot of one engine. Blocks: free + held + cached = total, always. Counters only grow.
+
+    ``host_seconds`` is the engine loop's own work, all but waiting for commands and for the device. ``device_seconds``
+    is from each step's start on the device to its end, ``device_idle_seconds`` between the end of one step and the
+    start of the next while there was work; both are 0 where the host computes.
+    """
 
     total_blocks: int = 0
     free_blocks: int = 0
@@ -46,6 +51,9 @@ class EngineStats:
     prompt_tokens_cached: int = 0
     tokens_generated: int = 0
     preemptions: int = 0
+    host_seconds: float = 0.0
+    device_seconds: float = 0.0
+    device_idle_seconds: float = 0.0
 
 
 class WorkerState(StrEnum):

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from baton.core.clock import SystemClock
 from baton.core.types import ModelCard
 from baton.engine import kvcache
 from baton.engine.cuda.attention import PrefillAttention
@@ -26,7 +27,8 @@ from baton.engine.cuda.sampler import DeviceSampler
 from baton.engine.cuda.scores import SCORED_ROWS, indices, queue_scores
 from baton.engine.cuda.step_arrays import Ints, StepArrays, StepLayout
 from baton.engine.cuda.step_buffer import StepBuffer
-from baton.engine.runner import Part, StepResult
+from baton.engine.cuda.step_timer import StepTimer
+from baton.engine.runner import Part, RunnerTimes, StepResult
 
 STEPS_AHEAD = 1
 
@@ -56,6 +58,7 @@ class CudaRunner:
         self._card = card
         self._slots = [Slot(machinery.results) for _ in range(STEPS_AHEAD + 1)]
         self._flights: deque[Flight] = deque()
+        self._timer = StepTimer(SystemClock(), STEPS_AHEAD)
         self._launches = 0
         self._steps = torch.cuda.Stream()
         self._copies = torch.cuda.Stream()
@@ -72,6 +75,10 @@ class CudaRunner:
     @property
     def steps_ahead(self) -> int:
         return STEPS_AHEAD
+
+    @property
+    def times(self) -> RunnerTimes:
+        return self._timer.times
 
     @torch.inference_mode()
     def launch(self, parts: Sequence[Part]) -> None:
@@ -94,11 +101,15 @@ class CudaRunner:
             else:
                 drawn = self._draw(parts, packed, self._launch_rows(packed, staged), m.buffer.arrays.row_positions)
             slot.queue()
+            self._timer.end()
         self._flights.append(Flight(slot, parts, packed, drawn, prompts))
 
     def collect(self) -> StepResult:
         """See ``Runner.collect``."""
-        return self._flights.popleft().land()
+        flight = self._flights.popleft()
+        with self._timer.waiting():
+            flight.slot.wait()
+        return flight.land()
 
     def forget(self, key: int) -> None:
         """See ``Runner.forget``."""
@@ -135,6 +146,7 @@ class CudaRunner:
         step = m.steps[packed.bucket]
         step.plan(staged.row_pages[: packed.bucket + 1])
         m.buffer.upload(m.layout.decode_start, m.layout.block_ids_start + packed.blocks)
+        self._timer.start()
         return step.replay()
 
     def _launch_whole(
@@ -144,6 +156,7 @@ class CudaRunner:
         m, arrays = self._machinery, self._machinery.buffer.arrays
         m.buffer.upload(0, m.layout.block_ids_start + packed.blocks)
         self._plan_whole(packed, staged)
+        self._timer.start()
         count = packed.tokens
         rows = StepRows(
             arrays.token_ids[:count], arrays.sources[:count], arrays.positions[:count], arrays.slots[:count]

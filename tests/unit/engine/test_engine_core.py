@@ -10,6 +10,7 @@ from baton.core.errors import CorruptTransfer, Expired, InvalidRequest, Overload
 from baton.core.types import FilledBlocks, FinishReason, FirstToken, Sampling, StopRules, TokenRequest, Usage
 from baton.engine.fake import EOS
 from baton.engine.messages import Decode, Release
+from baton.engine.runner import RunnerTimes
 from tests.unit.engine.core_driver import Driver, prompt, request
 
 SAMPLED = Sampling(temperature=0.7, seed=11, repetition_penalty=1.1)
@@ -593,3 +594,11 @@ def test_a_request_that_has_started_by_itself_takes_no_first_token() -> None:
     driver.step()
     assert isinstance(driver.outcomes[key].error, InvalidRequest)
     driver.assert_idle()
+
+
+def test_waiting_for_the_device_is_no_work_of_the_host() -> None:
+    driver = Driver(64)
+    driver.core.add_busy(2.0)
+    driver.runner.times = RunnerTimes(waited=0.5, device=1.75, device_idle=0.25)
+    stats = driver.stats
+    assert (stats.host_seconds, stats.device_seconds, stats.device_idle_seconds) == (1.5, 1.75, 0.25)

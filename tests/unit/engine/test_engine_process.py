@@ -217,6 +217,20 @@ def test_an_admission_is_told_before_the_step_that_follows_it() -> None:
     asyncio.run(main())
 
 
+def test_the_loop_counts_its_own_work() -> None:
+    async def main() -> None:
+        async with threaded_engine(FakeRunner(fake_card(), 256), CONFIG) as engine:
+            assert engine.stats.host_seconds == 0.0
+            async with (
+                engine.reserve(SHORT, compute_up_to=len(SHORT.prompt)) as reservation,
+                aclosing(reservation.decode(None)) as chunks,
+            ):
+                assert len([chunk async for chunk in chunks]) == 3
+            assert engine.stats.host_seconds > 0.0
+
+    asyncio.run(main())
+
+
 def test_closing_the_engine_ends_whoever_still_waits() -> None:
     async def main() -> None:
         async with threaded_engine(FakeRunner(fake_card(), 256), CONFIG) as engine:

@@ -6,6 +6,7 @@ Streams, events and pinned memory are stood in for; what a double is given is ch
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import fields
@@ -40,9 +41,23 @@ def no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's CUDA surface, as far as the runner uses it, without a GPU: everything happens at once."""
 
     class Event:
-        def record(self) -> None: ...
+        def __init__(self, *, enable_timing: bool = False) -> None:
+            self._is_timed = enable_timing
+            self._at = 0
+
+        def record(self) -> None:
+            self._at = next(ticks)
 
         def synchronize(self) -> None: ...
+
+        def elapsed_time(self, later: Event) -> float:
+            assert self._is_timed
+            assert later._is_timed
+            assert self._at
+            assert later._at
+            return float(later._at - self._at)
+
+    ticks = itertools.count(1)
 
     class Stream:
         def wait_stream(self, other: object) -> None: ...
