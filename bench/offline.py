@@ -167,12 +167,7 @@ def show(document: dict[str, Any]) -> str:
 def engine_config(model: str, device: str, flags: Sequence[str], shapes: Sequence[Shape]) -> EngineConfig:
     """The engine's settings: its defaults, with room for all requests of the shapes where ``--set`` says nothing else.
     The environment does not count, so that a result's command says everything."""
-    given = flag_settings(flags)
-    for setting in given:
-        if setting.section != "engine" or setting.key in ("model", "device"):
-            raise ConfigError(
-                f"{setting.origin}: only keys of the engine's section may be set here, model and device by options"
-            )
+    given = engine_flags(flags)
     options = [Setting("engine", "model", model, "--model"), Setting("engine", "device", device, "--device")]
     settings = Settings([*options, *given])
     config = settings.fill(ENGINE)
@@ -182,6 +177,17 @@ def engine_config(model: str, device: str, flags: Sequence[str], shapes: Sequenc
     }
     raised = {key: max(getattr(config, key), least) for key, least in needed.items() if not settings.has("engine", key)}
     return dataclasses.replace(config, **raised)
+
+
+def engine_flags(flags: Sequence[str]) -> list[Setting]:
+    """Values of ``--set`` for an engine whose model and device are options of their own."""
+    given = flag_settings(flags)
+    for setting in given:
+        if setting.section != "engine" or setting.key in ("model", "device"):
+            raise ConfigError(
+                f"{setting.origin}: only keys of the engine's section may be set here, model and device by options"
+            )
+    return given
 
 
 def _parser() -> argparse.ArgumentParser:

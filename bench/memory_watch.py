@@ -1,0 +1,81 @@
+"""Whether memory stays flat under load: resident in this process and its children, and in use on the GPU."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import statistics
+import subprocess
+from collections.abc import Sequence
+
+import psutil
+
+MIB = 1 << 20
+# Growth of the median from the first quarter of the samples to the last that counts as flat.
+FLAT_BYTES = {"resident": 64 * MIB, "device": 16 * MIB}
+FLAT_SHARE = {"resident": 0.03, "device": 0.0}
+LEAST_SAMPLES = 40  # fewer say nothing
+SMI_SECONDS = 20
+
+
+class MemoryWatch:
+    """Samples of bytes, by what they are of."""
+
+    def __init__(self, device: str) -> None:
+        """``device`` as the engine's: on cuda the GPU's memory counts too, all processes' together."""
+        self._samples: dict[str, list[float]] = {"resident": []} | ({"device": []} if device == "cuda" else {})
+
+    async def sample(self) -> None:
+        self._samples["resident"].append(_resident_bytes())
+        if "device" in self._samples:
+            self._samples["device"].append(await asyncio.to_thread(_device_bytes))
+
+    def figures(self) -> dict[str, dict[str, float]]:
+        """In MiB: the median of each quarter of the samples, and the peak."""
+        return {
+            name: {f"quarter_{n + 1}": round(value, 1) for n, value in enumerate(_quarters(samples))}
+            | {"peak": round(max(samples) / MIB, 1), "samples": len(samples)}
+            for name, samples in self._samples.items()
+            if samples
+        }
+
+    def faults(self) -> list[str]:
+        """What has grown."""
+        return [
+            fault
+            for name, samples in self._samples.items()
+            if len(samples) >= LEAST_SAMPLES
+            for fault in _growth(name, samples)
+        ]
+
+
+def _growth(name: str, samples: Sequence[float]) -> list[str]:
+    first, *_, last = _quarters(samples)
+    limit = max(FLAT_BYTES[name] / MIB, FLAT_SHARE[name] * first)
+    return [f"{name} memory grew from {first:.0f} to {last:.0f} MiB"] if last - first > limit else []
+
+
+def _quarters(samples: Sequence[float]) -> list[float]:
+    size = max(1, len(samples) // 4)
+    starts = [min(len(samples) - size, quarter * len(samples) // 4) for quarter in range(4)]
+    return [statistics.median(samples[start : start + size]) / MIB for start in starts]
+
+
+def _resident_bytes() -> float:
+    own = psutil.Process()
+    total = 0
+    for process in (own, *own.children(recursive=True)):
+        try:
+            total += process.memory_info().rss
+        except psutil.Error:
+            continue  # it has just ended
+    return total
+
+
+def _device_bytes() -> float:
+    """In use on the first GPU, as its driver tells."""
+    if shutil.which("nvidia-smi") is None:
+        raise RuntimeError("nvidia-smi is not on the PATH: the GPU's memory cannot be watched")
+    command = ("nvidia-smi", "--id=0", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SMI_SECONDS, check=True)
+    return float(done.stdout.strip()) * MIB

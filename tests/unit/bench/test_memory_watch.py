@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import pytest
+
+from bench import memory_watch
+from bench.memory_watch import LEAST_SAMPLES, MIB, MemoryWatch
+
+
+def watched(monkeypatch: pytest.MonkeyPatch, *mebibytes: float) -> MemoryWatch:
+    import asyncio
+
+    values = iter(mebibytes)
+    monkeypatch.setattr(memory_watch, "_resident_bytes", lambda: 1000.0 * MIB)
+    monkeypatch.setattr(memory_watch, "_device_bytes", lambda: next(values) * MIB)
+    watch = MemoryWatch("cuda")
+
+    async def main() -> None:
+        for _ in mebibytes:
+            await watch.sample()
+
+    asyncio.run(main())
+    return watch
+
+
+def test_memory_that_grows_is_told_and_a_peak_in_between_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    growing = watched(monkeypatch, *(5000 + 4 * second for second in range(LEAST_SAMPLES)))
+    assert growing.faults() == ["device memory grew from 5018 to 5138 MiB"]
+    flat = watched(monkeypatch, *(5000 + 900 * (second == 20) for second in range(LEAST_SAMPLES)))
+    assert flat.faults() == []
+    assert flat.figures()["device"]["peak"] == 5900
+
+
+def test_a_few_samples_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert watched(monkeypatch, 1.0, 5000.0).faults() == []
+
+
+def test_the_memory_of_this_process_is_counted() -> None:
+    assert memory_watch._resident_bytes() > 10 * MIB
