@@ -11,7 +11,7 @@ from typing import Any
 from baton.core.types import ModelCard, Sampling, StopRules, TokenChunk, TokenRequest
 from baton.engine.config import EngineConfig
 from baton.engine.load import build_runner
-from baton.engine.runner import Part, Runner, StepResult
+from baton.engine.runner import Part, Runner, RunnerTimes, StepResult
 from tests.answers import Answer
 from tests.goldens import DATA, TINY
 from tests.unit.engine.core_driver import CoreDriver
@@ -98,6 +98,10 @@ class GatedRunner:
     def steps_ahead(self) -> int:
         return self._inner.steps_ahead
 
+    @property
+    def times(self) -> RunnerTimes:
+        return self._inner.times
+
     def launch(self, parts: Sequence[Part]) -> None:
         self._on_step(parts)
         self._inner.launch(parts)
@@ -135,6 +139,10 @@ class AheadRunner:
     @property
     def total_blocks(self) -> int:
         return self._inner.total_blocks
+
+    @property
+    def times(self) -> RunnerTimes:
+        return self._inner.times
 
     def launch(self, parts: Sequence[Part]) -> None:
         copies = [part._replace(context=part.context[: part.end], blocks=list(part.blocks)) for part in parts]
