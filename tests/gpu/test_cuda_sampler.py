@@ -403,3 +403,24 @@ def test_steady_steps_neither_allocate_nor_synchronise(library: CudaLibrary) -> 
         torch.cuda.set_sync_debug_mode("default")
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
     assert min(tokens.tolist()) >= 0
+
+
+def test_rows_at_negative_positions_draw_nothing_and_count_nothing(library: CudaLibrary) -> None:
+    """So a captured launch for a whole bucket may hold rows whose sequences have left or moved."""
+    vocab, rows = 257, 8
+    trial = Trial(library, vocab, rows)
+    sampling = Sampling(frequency_penalty=50.0)  # a token that was counted is not the likeliest again
+    for row in range(rows):
+        trial.sampler.set_row(row, row, Draw(sampling, prompt_length=3), [0, 1, 2])
+    trial.sampler.upload()
+    logits = normal(rows, vocab).to(DEVICE, BF16)
+    likeliest = torch.arange(10, 10 + rows, dtype=torch.int32, device=DEVICE)
+    logits[torch.arange(rows), likeliest.long()] = 20.0
+    positions = torch.tensor([2, -1] * (rows // 2), dtype=torch.int32, device=DEVICE)
+    tokens, flags = trial.outputs()
+    trial.sampler.sample(logits, positions, rows, tokens, flags)
+    assert tokens[1::2].tolist() == flags[1::2].tolist() == [UNTOUCHED] * (rows // 2)
+    assert torch.equal(tokens[::2], likeliest[::2])
+    positions.fill_(3)
+    trial.sampler.sample(logits, positions, rows, tokens, flags)
+    assert (tokens == likeliest).tolist() == [False, True] * (rows // 2)

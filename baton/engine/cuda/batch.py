@@ -211,11 +211,14 @@ class Batch:
         return self._pad_rows(count, bucket, used, out)
 
     def _pad_rows(self, count: int, bucket: int, used: int, out: StepArrays[Ints]) -> int:
-        """Rows ``count`` to ``bucket`` attend to the dummy block, one token long. Returns the block ids in use."""
+        """Rows ``count`` to ``bucket`` attend to the dummy block, one token long, and draw nothing.
+
+        Returns the block ids in use.
+        """
         padding = bucket - count
         out.row_token_ids[count:bucket] = 0
         out.row_sources[count:bucket] = HOST
-        out.row_positions[count:bucket] = 0
+        out.row_positions[count:bucket] = NOWHERE
         out.row_slots[count:bucket] = NOWHERE
         out.row_last_page[count:bucket] = 1
         out.row_pages[count + 1 : bucket + 1] = used + 1 + self._numbers[:padding]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,17 +13,27 @@ from baton.engine.cuda.attention import DecodeAttention
 from baton.engine.cuda.decoder import CudaDecoder, StepRows
 from baton.engine.cuda.step_arrays import StepArrays
 
+DrawTokens = Callable[[torch.Tensor, torch.Tensor], None]
+"""Draws from logits [rows, vocab] of the tokens at int32 positions [rows]; none where the position is negative."""
+
 
 class DecodeStep:
-    """A decode batch padded to ``bucket`` rows: token ids in, logits out, at addresses that never change."""
+    """A decode batch padded to ``bucket`` rows: token ids in, logits and drawn tokens out, at addresses that never
+    change."""
 
     def __init__(
-        self, decoder: CudaDecoder, pool: torch.Tensor, arrays: StepArrays[torch.Tensor], attention: DecodeAttention
+        self,
+        decoder: CudaDecoder,
+        pool: torch.Tensor,
+        arrays: StepArrays[torch.Tensor],
+        attention: DecodeAttention,
+        draw: DrawTokens,
     ) -> None:
         self.bucket = attention.rows
         self._decoder = decoder
         self._pool = pool
         self._attention = attention
+        self._draw = draw
         bucket = self.bucket
         self._rows = StepRows(
             arrays.row_token_ids[:bucket],
@@ -45,20 +56,25 @@ class DecodeStep:
         self._attention.run(layer, self._q, self._mixed)
 
     def launch(self) -> torch.Tensor:
-        """Compute the step kernel by kernel: bf16 logits [bucket, vocab]."""
+        """Compute the logits kernel by kernel: bf16 [bucket, vocab]. Draws nothing."""
         return self._decoder.decode(self._rows, self._pool, self.attend)
 
     def capture(self, memory: Any) -> None:
-        """Record ``launch`` as a graph, whose own allocations come from the pool ``memory``."""
-        self.launch()  # whatever loads or sets itself up at first use must do so outside the graph
+        """Record the whole step as a graph, whose own allocations come from the pool ``memory``."""
+        self._launch_and_draw()  # whatever loads or sets itself up at first use must do so outside the graph
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=memory):
-            self._logits = self.launch()
+            self._logits = self._launch_and_draw()
         self._graph = graph
 
     def replay(self) -> torch.Tensor:
-        """``launch`` by the captured graph."""
+        """Compute the logits and draw, by the captured graph."""
         if self._graph is None or self._logits is None:
-            return self.launch()
+            return self._launch_and_draw()
         self._graph.replay()
         return self._logits
+
+    def _launch_and_draw(self) -> torch.Tensor:
+        logits = self.launch()
+        self._draw(logits, self._rows.positions)
+        return logits

@@ -25,7 +25,7 @@ from baton.engine.cuda.gemm import TUNED_ROWS, Gemm
 from baton.engine.cuda.gemm_tuner import Family
 from baton.engine.cuda.gemv import Epilogue
 from baton.engine.cuda.graphs import DecodeStep
-from baton.engine.cuda.kernels import Kernels, check_rows
+from baton.engine.cuda.kernels import Kernels, Overlap, check_rows
 from baton.engine.cuda.library import CudaLibrary
 from baton.engine.cuda.memory import check_weights_fit, fixed_blocks, measured_blocks, refused_when_full
 from baton.engine.cuda.runner import CudaRunner, Machinery
@@ -140,11 +140,16 @@ class _Assembly:
         steps: dict[int, DecodeStep] = {}
         for bucket in shape.buckets:
             attention = DecodeAttention(self._attention, bucket, pool, table, self._workspace, self._library)
-            steps[bucket] = DecodeStep(self._decoder, pool, buffer.arrays, attention)
+            steps[bucket] = DecodeStep(self._decoder, pool, buffer.arrays, attention, self._draw)
         _capture(steps, batch, buffer, layout)
         prefill = PrefillAttention(self._attention, shape.tokens, pool, self._workspace, self._library)
         machinery = Machinery(self._decoder, steps, prefill, self._sampler, layout, buffer, batch, pool, self._results)
         return CudaRunner(machinery, self.card, resources)
+
+    def _draw(self, logits: torch.Tensor, positions: torch.Tensor) -> None:
+        """As the last kernel of a decode step."""
+        tokens, flags = self._results
+        self._sampler.sample(logits, positions, len(positions), tokens, flags, Overlap.YES)
 
 
 def _capture(steps: Mapping[int, DecodeStep], batch: Batch, buffer: StepBuffer, layout: StepLayout) -> None:

@@ -97,9 +97,9 @@ class CudaRunner:
             if packed.whole:
                 hidden, prompts = self._launch_whole(parts, packed, staged)
                 if packed.logits:
-                    drawn = self._draw(parts, packed, m.decoder.logits(hidden), m.buffer.arrays.logit_positions)
+                    drawn = self._score_drawn(parts, packed, self._draw(packed, hidden))
             else:
-                drawn = self._draw(parts, packed, self._launch_rows(packed, staged), m.buffer.arrays.row_positions)
+                drawn = self._score_drawn(parts, packed, self._launch_rows(packed, staged))
             slot.queue()
             self._timer.end()
         self._flights.append(Flight(slot, parts, packed, drawn, prompts))
@@ -141,7 +141,7 @@ class CudaRunner:
     # --- a step -------------------------------------------------------------------------------------------------------
 
     def _launch_rows(self, packed: PackedBatch, staged: StepArrays[Ints]) -> torch.Tensor:
-        """A step of decode rows alone: logits [bucket, vocab]."""
+        """A step of decode rows alone, tokens drawn: logits [bucket, vocab]."""
         m = self._machinery
         step = m.steps[packed.bucket]
         step.plan(staged.row_pages[: packed.bucket + 1])
@@ -169,6 +169,14 @@ class CudaRunner:
         hidden = m.decoder.hidden(rows, m.pool, attend)
         prompts = [scored for index in asking for scored in self._score_prompt(index, parts[index], packed, hidden)]
         return hidden[wanted.to(torch.int64)], prompts
+
+    def _draw(self, packed: PackedBatch, hidden: torch.Tensor) -> torch.Tensor:
+        """Draw what follows the normed rows ``hidden``: their logits [rows, vocab]."""
+        m = self._machinery
+        drawn, flags = m.results
+        logits = m.decoder.logits(hidden)
+        m.sampler.sample(logits, m.buffer.arrays.logit_positions, packed.logits, drawn, flags)
+        return logits
 
     def _plan_whole(self, packed: PackedBatch, staged: StepArrays[Ints]) -> None:
         """Cut up the attention of a step with chunks."""
@@ -207,19 +215,14 @@ class CudaRunner:
             rows, token_ids = indices(range(len(targets)), logits.device), indices(targets, logits.device)
             yield PromptScores(index, targets, queue_scores(logits, rows, token_ids, part.prompt_logprobs or 0))
 
-    def _draw(
-        self, parts: Sequence[Part], packed: PackedBatch, logits: torch.Tensor, positions: torch.Tensor
-    ) -> DrawnScores | None:
-        """Draw from the first rows of ``logits``, and score what was drawn for the parts that ask."""
-        m = self._machinery
-        drawn, flags = m.results
-        m.sampler.sample(logits, positions, packed.logits, drawn, flags)
+    def _score_drawn(self, parts: Sequence[Part], packed: PackedBatch, logits: torch.Tensor) -> DrawnScores | None:
+        """What was drawn from ``logits``, for the parts that ask."""
         asking = [index for index, part in enumerate(parts) if alternatives(part) is not None]
         if not asking:
             return None
         rows = indices(packed.logit_row[asking].tolist(), logits.device)
         most = max(alternatives(parts[index]) or 0 for index in asking)
-        return DrawnScores(asking, queue_scores(logits, rows, drawn[rows], most))
+        return DrawnScores(asking, queue_scores(logits, rows, self._machinery.results[0][rows], most))
 
 
 def _chunk_table(arrays: StepArrays[Any], packed: PackedBatch) -> ChunkTable[Any]:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from baton.engine.cuda.kernels import Overlap
 from baton.engine.cuda.library import CudaLibrary, stream_lookup
 from baton.engine.cuda.sampling_rows import COUNT, Bytes, Round, SamplingRows
 from baton.engine.runner import Draw
@@ -36,7 +37,9 @@ class DeviceSampler:
     """
 
     def __init__(self, library: CudaLibrary, vocab_size: int, max_rows: int, device: torch.device) -> None:
-        self._sample = library.declare("baton_sample", [_POINTER, *[_INT] * 6, _POINTER, _INT, *[_POINTER] * 6])
+        self._sample = library.declare(
+            "baton_sample", [_POINTER, *[_INT] * 6, _POINTER, _INT, *[_POINTER] * 5, _INT, _POINTER]
+        )
         self._count = library.declare("baton_count_contexts", [_POINTER, _INT, *[_POINTER] * 2, _INT, _INT, _POINTER])
         self._stream = stream_lookup(device)
         self._vocab_size = vocab_size
@@ -83,12 +86,14 @@ class DeviceSampler:
         rows: int,
         out_tokens: torch.Tensor,
         out_flags: torch.Tensor,
+        overlap: Overlap = Overlap.NO,
     ) -> None:
         """Draw for rows 0 .. ``rows`` - 1 of ``logits`` [.., vocab], bf16 or float32, contiguous in each row.
 
-        ``positions`` int32: the position of the token fed in, so that the one drawn has the next. ``out_tokens`` and
-        ``out_flags`` int32 [max_rows]: the token, and SOUND, NOT_FINITE or TOO_MANY_EDITS (the token is then 0). Rows
-        that draw nothing leave both as they were. One launch, no allocation: can be captured for a fixed ``rows``.
+        ``positions`` int32: the position of the token fed in, so that the one drawn has the next; negative: the row
+        draws nothing. ``out_tokens`` and ``out_flags`` int32 [max_rows]: the token, and SOUND, NOT_FINITE or
+        TOO_MANY_EDITS (the token is then 0). Rows that draw nothing leave both as they were. One launch, no allocation:
+        can be captured for a fixed ``rows``. With ``overlap`` the operation before must be a kernel.
         """
         self._sample(
             logits.data_ptr(),
@@ -105,6 +110,7 @@ class DeviceSampler:
             positions.data_ptr(),
             out_tokens.data_ptr(),
             out_flags.data_ptr(),
+            int(overlap),
             self._stream(),
         )
 

@@ -16,7 +16,7 @@ Ints = NDArray[np.int32]
 Array = TypeVar("Array")
 
 HOST = -1  # as a source: the token is on the host, no row of the previous step drew it
-NOWHERE = -1  # as a slot: the row's keys and values are written nowhere
+NOWHERE = -1  # as a slot: the row's keys and values are written nowhere; as a position: it draws nothing
 _ALIGNMENT = 64  # elements; arrays begin at multiples of 256 bytes
 
 
@@ -57,7 +57,7 @@ class StepArrays(Generic[Array]):
     chunk_last_page: Array  # [rows] tokens in the last block
     row_token_ids: Array  # [rows]
     row_sources: Array  # [rows]
-    row_positions: Array  # [rows]
+    row_positions: Array  # [rows], or NOWHERE
     row_slots: Array  # [rows]
     row_pages: Array  # [rows + 1] where each row's blocks begin in ``block_ids``
     row_last_page: Array  # [rows] tokens in the last block

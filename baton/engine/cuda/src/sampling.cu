@@ -216,7 +216,8 @@ __global__ void __launch_bounds__(THREADS, 2) sample(const T *logits, int stride
   Group group(shared.group);
   const int index = blockIdx.x / group.size();
   const RowDraw &draw = sampler.draws[index];
-  if (draw.kind == Kind::IDLE) return;
+  wait_for_predecessor();
+  if (draw.kind == Kind::IDLE || sampler.positions[index] < 0) return;
   if (draw.kind == Kind::REFUSED) {
     if (group.rank() == 0 && threadIdx.x == 0) {
       sampler.tokens[index] = 0;
@@ -285,19 +286,21 @@ inline size_t shared_bytes(int vocabulary, int stride, int blocks) {
 
 template <typename T>
 cudaError_t launch_sample(const void *logits, int stride, int rows, int blocks, const Sampler &sampler,
-                          cudaStream_t stream) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = blocks;
-  attribute.val.clusterDim.y = 1;
-  attribute.val.clusterDim.z = 1;
+                          Overlap overlap, cudaStream_t stream) {
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim.x = blocks;
+  attributes[0].val.clusterDim.y = 1;
+  attributes[0].val.clusterDim.z = 1;
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(rows * blocks);
   config.blockDim = dim3(THREADS);
   config.dynamicSmemBytes = shared_bytes(sampler.vocabulary, sampler.vocabulary_stride, blocks);
   config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
+  config.attrs = attributes;
+  config.numAttrs = overlap == Overlap::YES ? 2 : 1;
   const bool aligned = reinterpret_cast<uintptr_t>(logits) % sizeof(uint4) == 0 &&
                        stride * sizeof(T) % sizeof(uint4) == 0 && sampler.vocabulary % OCTET == 0;
   return cudaLaunchKernelEx(&config, sample<T>, static_cast<const T *>(logits), stride, aligned, sampler);
@@ -318,10 +321,10 @@ extern "C" int baton_sampling_prepare(int vocabulary, int vocabulary_stride) {
 
 // Draws a token for each of `rows` rows of logits, bf16 or float32, `stride` elements apart. `table` holds RowDraw
 // [max_rows] and the rows' edits; counts is uint32 [slots, vocabulary_stride] and seen has a bit for each; row r's
-// token follows position positions[r]; tokens and flags (a Flag) are int32.
+// token follows position positions[r], and is not drawn if that is negative; tokens and flags (a Flag) are int32.
 extern "C" int baton_sample(const void *logits, int is_float, int stride, int vocabulary, int vocabulary_stride,
                             int rows, int blocks, const void *table, int max_rows, void *counts, void *seen,
-                            const void *positions, void *tokens, void *flags, cudaStream_t stream) {
+                            const void *positions, void *tokens, void *flags, int overlap, cudaStream_t stream) {
   using namespace baton::sampling;
   if (rows == 0) return cudaSuccess;
   const RowDraw *draws = static_cast<const RowDraw *>(table);
@@ -334,8 +337,9 @@ extern "C" int baton_sample(const void *logits, int is_float, int stride, int vo
                         static_cast<int *>(flags),
                         vocabulary,
                         vocabulary_stride};
-  return is_float ? launch_sample<float>(logits, stride, rows, blocks, sampler, stream)
-                  : launch_sample<__nv_bfloat16>(logits, stride, rows, blocks, sampler, stream);
+  const auto allowed = static_cast<baton::Overlap>(overlap);
+  return is_float ? launch_sample<float>(logits, stride, rows, blocks, sampler, allowed, stream)
+                  : launch_sample<__nv_bfloat16>(logits, stride, rows, blocks, sampler, allowed, stream);
 }
 
 // Counts `parts` parts of contexts into their slots. `table` holds Count [parts], then the tokens (int32).

@@ -22,6 +22,7 @@ from baton.engine.cuda.batch import Batch
 from baton.engine.cuda.decoder import Activations, CudaDecoder, DecoderLimits
 from baton.engine.cuda.gemv import Norm
 from baton.engine.cuda.graphs import DecodeStep
+from baton.engine.cuda.kernels import Overlap
 from baton.engine.cuda.runner import CudaRunner, Machinery
 from baton.engine.cuda.sampler import NOT_FINITE, SOUND
 from baton.engine.cuda.step_arrays import BatchShape, StepArrays, StepLayout, decode_buckets
@@ -285,8 +286,9 @@ class TorchSampler:
         rows: int,
         out_tokens: torch.Tensor,
         out_flags: torch.Tensor,
+        overlap: Overlap = Overlap.NO,
     ) -> None:
-        for row in range(rows):
+        for row in (row for row in range(rows) if positions[row] >= 0):
             key, draw = self._rows[row]
             if draw is None:
                 continue
@@ -311,11 +313,15 @@ def cpu_runner(name: str, *, rows: int, tokens: int, blocks: int, block_size: in
     kernels, gemm, limits = TorchKernels(), TorchGemm(few), DecoderLimits(tokens, rows)
     decoder = CudaDecoder(spec, weights, kernels, gemm, limits, results[0])  # type: ignore[arg-type]
     decoder._logits = decoder._logits.float()
-    steps = {
-        bucket: DecodeStep(decoder, pool, buffer.arrays, TorchDecodeAttention(spec, bucket, pool, buffer.arrays))  # type: ignore[arg-type]
-        for bucket in shape.buckets
-    }
     prefill, sampler = TorchPrefillAttention(spec, pool), TorchSampler()
+
+    def draw(logits: torch.Tensor, positions: torch.Tensor) -> None:
+        sampler.sample(logits, positions, len(positions), results[0], results[1])
+
+    steps: dict[int, DecodeStep] = {}
+    for bucket in shape.buckets:
+        attention = TorchDecodeAttention(spec, bucket, pool, buffer.arrays)
+        steps[bucket] = DecodeStep(decoder, pool, buffer.arrays, attention, draw)  # type: ignore[arg-type]
     machinery = Machinery(decoder, steps, prefill, sampler, layout, buffer, Batch(shape), pool, results)  # type: ignore[arg-type]
     kv_format = KvFormat("float32", block_size, spec.layers, spec.kv_heads, spec.head_dim)
     card = ModelCard(name, spec.architecture, spec.context_length, spec.vocab_size, "", kv_format, spec.eos_token_ids)
