@@ -65,12 +65,14 @@ class Batch:
         self._table = np.full((rows, shape.blocks), shape.dummy_block, np.int32)
         self._columns = np.arange(shape.blocks, dtype=np.int32)
         self._numbers = np.arange(rows, dtype=np.int32)
+        self._positions = np.zeros(rows, np.int32)  # by row, of the decode rows of the step before
         self._row_of: dict[int, int] = {}
         self._draws: list[Draw | None] = [None] * rows  # by row
         self._known_blocks = [0] * rows  # by row
         # Of the step before, by part; empty when the next step has to be arranged anew.
         self._steady_keys: tuple[int, ...] = ()
         self._steady_draws: tuple[Draw | None, ...] = ()
+        self._steady_ends: tuple[int, ...] = ()
         self._steady_rows = self._numbers[:0]
         self._steady_blocks: list[int] = []
 
@@ -87,18 +89,16 @@ class Batch:
     def pack(self, parts: Sequence[Part], out: StepArrays[Ints]) -> PackedBatch:
         """Fill ``out`` with the step's integers, those of ``StepArrays.token_ids`` and so on only where needed."""
         columns = _Columns(*zip(*parts, strict=True))
+        if self._repeats(columns):
+            return self._pack_repeated(columns, out)
         starts = np.array(columns.start, np.int32)
         lengths = np.array(columns.end, np.int32) - starts
-        if columns.key == self._steady_keys and columns.draw == self._steady_draws and int(lengths.max()) == 1:
-            rows, changes = self._steady_rows, []
-            self._append_blocks(columns)
-            out.row_sources[: len(rows)] = self._numbers[: len(rows)]  # each row feeds itself
-        else:
-            rows, changes = self._arrange(columns, lengths, out)
+        rows, changes = self._arrange(columns, lengths, out)
         count = int(np.count_nonzero(lengths == 1))
         bucket = self._shape.bucket(count)
         single = lengths == 1
-        used = self._fill_rows(starts[single], rows[single], bucket, out)
+        self._positions[rows[single]] = starts[single]
+        used = self._fill_rows(count, bucket, out)
         first_row = rows.copy()
         chunks = np.flatnonzero(~single)
         tokens, chunk_blocks, blocks = count, aligned(used), used
@@ -119,6 +119,40 @@ class Batch:
             logit_row=rows,
             first_row=first_row,
             changes=changes,
+        )
+
+    def _repeats(self, columns: _Columns) -> bool:
+        """Every part is one row that goes on where the step before ended, drawn from in the same way."""
+        return (
+            columns.key == self._steady_keys
+            and columns.draw == self._steady_draws
+            and columns.start == self._steady_ends
+            and sum(columns.end) - sum(columns.start) == len(columns.end)
+            and columns.prompt_logprobs.count(None) == len(columns.end)
+        )
+
+    def _pack_repeated(self, columns: _Columns, out: StepArrays[Ints]) -> PackedBatch:
+        """``pack`` where no row moves: all but the blocks follows from the step before."""
+        rows = self._steady_rows
+        count, bucket = len(rows), self._shape.bucket(len(rows))
+        self._steady_ends = columns.end
+        self._append_blocks(columns)
+        out.row_sources[:count] = self._numbers[:count]  # each row feeds itself
+        self._positions[:count] += 1
+        used = self._fill_rows(count, bucket, out)
+        return PackedBatch(
+            rows=count,
+            bucket=bucket,
+            tokens=count,
+            logits=count,
+            chunks=0,
+            whole=False,
+            draws_nothing=False,
+            chunk_blocks=aligned(used),
+            blocks=used,
+            logit_row=rows,
+            first_row=rows,
+            changes=[],
         )
 
     # --- who sits where -----------------------------------------------------------------------------------------------
@@ -172,6 +206,7 @@ class Batch:
         """Keep the arrangement if the next step may repeat it: every part one row that draws."""
         self._steady_keys = columns.key if is_steady else ()
         self._steady_draws = columns.draw
+        self._steady_ends = columns.end
         self._steady_rows = rows
         self._steady_blocks = list(map(len, columns.blocks))
 
@@ -190,13 +225,13 @@ class Batch:
 
     # --- the integers -------------------------------------------------------------------------------------------------
 
-    def _fill_rows(self, positions: Ints, rows: Ints, bucket: int, out: StepArrays[Ints]) -> int:
+    def _fill_rows(self, count: int, bucket: int, out: StepArrays[Ints]) -> int:
         """The decode batch, padded to ``bucket``. Returns how many block ids it has."""
-        count, size = len(rows), self._shape.block_size
+        size = self._shape.block_size
         if not count:
             return 0
-        out.row_positions[rows] = positions
-        by_row = out.row_positions[:count]
+        by_row = self._positions[:count]
+        out.row_positions[:count] = by_row
         pages = by_row // size
         offsets = by_row - pages * size
         out.row_slots[:count] = self._table[self._numbers[:count], pages] * size + offsets
