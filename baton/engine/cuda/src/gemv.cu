@@ -141,44 +141,33 @@ __device__ __forceinline__ void stage_rows(const Product &p, char *x, int pitch,
 
 // ---------------------------------------------------------------------------------------------------------- products
 
-// The rows g and g + 8 of x as one lane of the 16-row operand. In place of rows that are not there it holds the last
-// one: what becomes of it is never read.
+// The rows g and g + 8 of x as one lane of the 16-row operand; rows that are not there are zeros.
 struct Rows {
   const char *low, *high;
+  bool has_low, has_high;
 
-  __device__ Rows(const char *x, int pitch, int rows, int g) {
-    low = x + min(g, rows - 1) * pitch;
-    high = x + min(g + 8, rows - 1) * pitch;
+  __device__ uint4 read(const char *row, bool inside, int offset) const {
+    return inside ? *reinterpret_cast<const uint4 *>(row + offset) : make_uint4(0, 0, 0, 0);
   }
-  __device__ static uint4 read(const char *row, int offset) { return *reinterpret_cast<const uint4 *>(row + offset); }
 };
 
-template <bool MANY>  // more than eight rows
 __device__ __forceinline__ void multiply(float (&even)[4], float (&odd)[4], const Rows &x, int step, uint4 w, bf16) {
   const int offset = step * STEP_BYTES;
-  const uint4 a = x.read(x.low, offset), b = MANY ? x.read(x.high, offset) : a;
+  const uint4 a = x.read(x.low, x.has_low, offset), b = x.read(x.high, x.has_high, offset);
   mma(even, a.x, b.x, a.y, b.y, w.x, w.y);
   mma(odd, a.z, b.z, a.w, b.w, w.z, w.w);
 }
 
-template <bool MANY>
 __device__ __forceinline__ void multiply(float (&even)[4], float (&odd)[4], const Rows &x, int step, uint4 w, fp8) {
   const unsigned words[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int offset = step * 2 * STEP_BYTES + half * LOAD_BYTES;
-    const uint4 a = x.read(x.low, offset), b = MANY ? x.read(x.high, offset) : a;
+    const uint4 a = x.read(x.low, x.has_low, offset), b = x.read(x.high, x.has_high, offset);
     const uint2 first = e4m3_to_f16(words[2 * half]), second = e4m3_to_f16(words[2 * half + 1]);
     mma_f16(even, a.x, b.x, a.y, b.y, first.x, first.y);
     mma_f16(odd, a.z, b.z, a.w, b.w, second.x, second.y);
   }
-}
-
-template <bool MANY, typename Weight, int UNROLL>
-__device__ __forceinline__ void multiply_all(float (&even)[4], float (&odd)[4], const Rows &x, int step,
-                                             const uint4 (&w)[UNROLL]) {
-#pragma unroll
-  for (int u = 0; u < UNROLL; ++u) multiply<MANY>(even, odd, x, step + u, w[u], Weight());
 }
 
 // --------------------------------------------------------------------------------------------------------- the kernel
@@ -287,7 +276,8 @@ __global__ void __launch_bounds__(K_WARPS *COLUMNS *WARP, MIN_BLOCKS) gemv_kerne
 
   stage_rows<Weight, THREADS>(p, shared, c.pitch, gain, partial);
 
-  const Rows x(shared + t * VALUES * static_cast<int>(sizeof(bf16)), c.pitch, p.rows, g);
+  const int lane_offset = t * VALUES * static_cast<int>(sizeof(bf16));
+  const Rows x{shared + g * c.pitch + lane_offset, shared + (g + 8) * c.pitch + lane_offset, g < p.rows, g + 8 < p.rows};
   // The output that this thread finishes in every tile.
   const int out_row = threadIdx.x / tiling.width(), in_tile = threadIdx.x % tiling.width();
   const int out_column = in_tile / TILE * (tiling.paired ? 2 : 1), out_g = in_tile % TILE;
@@ -301,9 +291,8 @@ __global__ void __launch_bounds__(K_WARPS *COLUMNS *WARP, MIN_BLOCKS) gemv_kerne
     const int output = tile * tiling.width() + in_tile;
     const bool mine = out_row < p.rows && output < tiling.outputs();
     if (batch == 0 && mine) addends = load_addends(p, out_row, output, tiling.paired);
-    const int step = first_step + batch * UNROLL;
-    if (p.rows > 8) multiply_all<true, Weight>(even, odd, x, step, now);
-    else multiply_all<false, Weight>(even, odd, x, step, now);
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) multiply(even, odd, x, first_step + batch * UNROLL + u, now[u], Weight());
     if (++batch < c.batches) return true;
     float(*const mine_sums)[TILE] = sums[buffer][column][k_warp];
     *reinterpret_cast<float2 *>(&mine_sums[g][2 * t]) = make_float2(even[0] + odd[0], even[1] + odd[1]);
