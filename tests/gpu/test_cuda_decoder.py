@@ -8,19 +8,9 @@ import pytest
 import torch
 
 from baton.engine.cuda.runner import CudaRunner
-from tests.gpu.gpu_engines import (
-    BLOCK,
-    MODELS,
-    PLAIN,
-    Reference,
-    all_logits,
-    cuda_runner,
-    decode_logits,
-    distance,
-    lines,
-    prefill,
-    step,
-)
+from bench.cuda_logits import all_logits, decode_logits, prefill, step
+from bench.forced_tokens import distance
+from tests.gpu.gpu_engines import BLOCK, MODELS, PLAIN, Reference, cuda_runner, lines
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

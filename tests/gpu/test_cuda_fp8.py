@@ -7,7 +7,6 @@ The reference rounds to the same formats in plain torch. An engine that loses mo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -19,33 +18,18 @@ from baton.engine.cuda.fp8_weights import PRODUCTS, quantize_channels
 from baton.engine.cuda.kernels import E4M3_MAX, Kernels, Overlap
 from baton.engine.cuda.library import CudaLibrary
 from baton.engine.cuda.runner import CudaRunner
-from baton.engine.decoder import PackedStep
-from baton.engine.kvcache import allocate_pool
 from baton.engine.torch_decoder import TorchDecoder
 from baton.engine.weights.load import load_weights
 from baton.engine.weights.source import load_spec
-from tests.goldens import DATA, Golden, read_goldens
-from tests.gpu.gpu_engines import (
-    BLOCK,
-    DEVICE,
-    Line,
-    Reference,
-    all_logits,
-    cuda_runner,
-    decode_logits,
-    distance,
-    lines,
-    prefill,
-)
+from bench.accuracy import FORMATS, LEAST_AGREEMENT
+from bench.cuda_logits import all_logits, decode_logits, prefill
+from bench.forced_tokens import Agreement, CudaLogits, DecoderLogits, agreement, distance, forced_chunks, forced_steps
+from tests.goldens import DATA, read_goldens
+from tests.gpu.gpu_engines import BLOCK, DEVICE, Reference, cuda_runner, lines
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 E4M3 = torch.float8_e4m3fn
-FORMATS = {
-    "weights": {"weight_format": "fp8"},
-    "kv": {"kv_format": "fp8"},
-    "both": {"weight_format": "fp8", "kv_format": "fp8"},
-}
 MODELS = (str(DATA / "tiny" / "qwen2"), "random:smollm2-135m")  # one with biases, one with many layers
 # Times what rounding alone loses. Prefill over FP8 KV rounds queries and softmax weights too, which the reference does
 # not: by emulation 1.07 to 1.27 times the loss.
@@ -109,23 +93,14 @@ class RoundingReference:
     """Logits of whole contexts with the roundings of ``formats``."""
 
     def __init__(self, model: str, formats: Mapping[str, str]) -> None:
-        self._spec = load_spec(model)
+        spec = load_spec(model)
         kind = RoundingDecoder if "weight_format" in formats else TorchDecoder
-        self._kv_dtype = E4M3 if "kv_format" in formats else torch.bfloat16
-        self._decoder = kind(self._spec, load_weights(model, self._spec, torch.bfloat16, DEVICE), torch.bfloat16)
+        decoder = kind(spec, load_weights(model, spec, torch.bfloat16, DEVICE), torch.bfloat16)
+        self._logits = DecoderLogits(decoder, DEVICE, E4M3 if "kv_format" in formats else torch.bfloat16)
 
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
         """float32 [tokens, vocab]."""
-        count = len(tokens)
-        blocks = -(-count // BLOCK)
-        step = PackedStep(
-            token_ids=torch.tensor(tokens, dtype=torch.int32),
-            positions=torch.arange(count, dtype=torch.int32),
-            seq_starts=torch.tensor([0, count], dtype=torch.int32),
-            block_tables=torch.arange(blocks, dtype=torch.int32)[None],
-            logit_rows=torch.arange(count, dtype=torch.int32),
-        )
-        return self._decoder.forward(step, allocate_pool(self._spec, blocks, BLOCK, self._kv_dtype, DEVICE))
+        return self._logits.rows(tokens, 0)
 
 
 @pytest.fixture(scope="module", params=MODELS, ids=lambda model: model.rsplit("/", 1)[-1])
@@ -219,22 +194,6 @@ def test_the_experts_of_a_mixture_are_not_rounded_behind_ones_back() -> None:
 # --- the gate ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """Over all output tokens of the goldens, each after the golden tokens before it."""
-
-    tokens: int
-    same: float  # share whose most likely token is the golden one
-    logprob: float  # of the golden token, mean
-
-
-# Least share of smollm2's golden tokens that stay the most likely. It is a hard case: 135 M parameters, its file's own
-# weights have four bits, and bf16 alone changes 2.6 % of the tokens. An emulation in float32 on a CPU, over 1,722 of
-# the tokens, gives 92.4 % for weights, 94.9 % for KV with queries and softmax weights rounded as in prefill (95.5 %
-# without), and 91 % for both; the standard error is 0.7 %.
-GATE = {"weights": 0.90, "kv": 0.92, "both": 0.88}
-
-
 @pytest.fixture(scope="module")
 def in_bf16(smollm2_directory: Path) -> list[Agreement]:
     return _measure(smollm2_directory, {})
@@ -245,61 +204,16 @@ def test_smollm2_still_says_what_it_said(smollm2_directory: Path, in_bf16: list[
     found = _measure(smollm2_directory, FORMATS[kind])
     for way, before, after in zip(("prefill", "decode"), in_bf16, found, strict=True):
         print(f"{kind}, {way}: {after} instead of {before}")
-        assert after.same >= GATE[kind], way
+        assert after.same >= LEAST_AGREEMENT[kind], way
 
 
 def _measure(directory: Path, formats: Mapping[str, str]) -> list[Agreement]:
     """Of prefill, and of decoding."""
     cases = read_goldens(DATA / "smollm2-135m-instruct.jsonl")
+    wanted = [token for case in cases for token in case.output]
     with cuda_runner(str(directory), kv_blocks=2048, max_step_tokens=4096, **formats) as runner:
-        return [_in_chunks(runner, cases), _step_by_step(runner, cases)]
-
-
-def _in_chunks(runner: CudaRunner, cases: Sequence[Golden]) -> Agreement:
-    """Each case's prompt and output as one prompt."""
-    rows: list[torch.Tensor] = []
-    for key, case in enumerate(cases):
-        line = _line(key, [*case.prompt, *case.output[:-1]], first_block=0)
-        rows.append(all_logits(runner, [line.part(len(line.tokens))])[len(case.prompt) - 1 :])
-        runner.forget(key)
-    return _agreement(torch.cat(rows), [token for case in cases for token in case.output])
-
-
-def _step_by_step(runner: CudaRunner, cases: Sequence[Golden]) -> Agreement:
-    """All cases in one batch, one token of each a step; a case leaves when its output ends."""
-    rows: list[torch.Tensor] = []
-    wanted: list[int] = []
-    running: list[tuple[Line, Golden]] = []
-    block = 0
-    for key, case in enumerate(cases):
-        line = _line(key, list(case.prompt), block)
-        block += len(line.blocks)
-        prefill(runner, [line])
-        _force(runner, line, case.output[0])
-        running.append((line, case))
-    step = 1
-    while running := [(line, case) for line, case in running if len(case.output) > step]:
-        rows.append(decode_logits(runner, [line for line, _ in running])[1].float())
-        for line, case in running:
-            _force(runner, line, case.output[step])
-            wanted.append(case.output[step])
-        step += 1
-    return _agreement(torch.cat(rows), wanted)
-
-
-def _force(runner: CudaRunner, line: Line, token_id: int) -> None:
-    """Put ``token_id`` in the place of the token drawn last, also on the device, which would take its own."""
-    line.tokens[-1] = token_id
-    runner.forget(line.key)
-
-
-def _line(key: int, tokens: list[int], first_block: int) -> Line:
-    """With blocks for 64 tokens more."""
-    return Line(key, tokens, list(range(first_block, first_block + (len(tokens) + 64) // BLOCK + 1)))
-
-
-def _agreement(logits: torch.Tensor, wanted: Sequence[int]) -> Agreement:
-    golden = torch.tensor(wanted, device=logits.device)
-    same = (logits.argmax(dim=-1) == golden).float().mean()
-    logprobs = torch.log_softmax(logits, dim=-1).gather(1, golden[:, None])
-    return Agreement(len(wanted), round(float(same), 4), round(float(logprobs.mean()), 4))
+        rows, places = forced_steps(runner, cases)
+        return [
+            agreement(forced_chunks(CudaLogits(runner), cases), wanted),
+            agreement(rows, [wanted[place] for place in places]),
+        ]

@@ -15,20 +15,9 @@ from baton.engine.config import EngineConfig
 from baton.engine.cuda.runner import CudaRunner
 from baton.engine.load import build_runner
 from baton.engine.runner import Draw
+from bench.cuda_logits import GREEDY, Line, all_logits, prefill, step
 from tests.goldens import TINY
-from tests.gpu.gpu_engines import (
-    BLOCK,
-    GREEDY,
-    PLAIN,
-    Line,
-    all_logits,
-    cuda_runner,
-    decode_ahead,
-    decode_lockstep,
-    lines,
-    prefill,
-    step,
-)
+from tests.gpu.gpu_engines import BLOCK, PLAIN, cuda_runner, decode_ahead, decode_lockstep, lines
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
