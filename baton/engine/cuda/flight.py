@@ -13,16 +13,16 @@ from baton.engine.cuda.batch import PackedBatch
 from baton.engine.cuda.sampler import MAX_EDITS, TOO_MANY_EDITS
 from baton.engine.cuda.scores import Scores
 from baton.engine.cuda.step_arrays import Ints
-from baton.engine.cuda.step_buffer import Readback
+from baton.engine.cuda.step_buffer import Copy, Readback
 from baton.engine.runner import Part, PartDetail, StepResult
 
 
 class Slot:
     """Where one step's tokens and flags arrive; free again once its flight has landed."""
 
-    def __init__(self, results: torch.Tensor) -> None:
+    def __init__(self, results: torch.Tensor, copy: Copy) -> None:
         """``results`` int32 [2, rows] on the device: the drawn tokens and the sampler's flags."""
-        self._copy = Readback(results)
+        self._copy = Readback(results, copy)
         self._done = torch.cuda.Event()
 
     def queue(self) -> None:

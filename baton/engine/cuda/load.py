@@ -31,7 +31,7 @@ from baton.engine.cuda.memory import check_weights_fit, fixed_blocks, measured_b
 from baton.engine.cuda.runner import CudaRunner, Machinery
 from baton.engine.cuda.sampler import DeviceSampler
 from baton.engine.cuda.step_arrays import BatchShape, StepLayout, decode_buckets
-from baton.engine.cuda.step_buffer import StepBuffer
+from baton.engine.cuda.step_buffer import StepBuffer, copy_lookup
 from baton.engine.cuda.warm_up import warm_up
 from baton.engine.decoder import Weights
 from baton.engine.models.registry import by_name
@@ -135,7 +135,8 @@ class _Assembly:
         shape = self.shape(blocks)
         pool = kvcache.allocate_pool(self.spec, blocks + _DUMMY_BLOCKS, shape.block_size, self._kv_dtype, self.device)
         layout = StepLayout(shape)
-        buffer, batch = StepBuffer(layout, self.device), Batch(shape)
+        copy = copy_lookup(self._library, self.device)
+        buffer, batch = StepBuffer(layout, self.device, copy), Batch(shape)
         table = PageTable(buffer.arrays.row_pages, buffer.arrays.block_ids, buffer.arrays.row_last_page)
         steps: dict[int, DecodeStep] = {}
         for bucket in shape.buckets:
@@ -143,7 +144,9 @@ class _Assembly:
             steps[bucket] = DecodeStep(self._decoder, pool, buffer.arrays, attention, self._draw)
         _capture(steps, batch, buffer, layout)
         prefill = PrefillAttention(self._attention, shape.tokens, pool, self._workspace, self._library)
-        machinery = Machinery(self._decoder, steps, prefill, self._sampler, layout, buffer, batch, pool, self._results)
+        machinery = Machinery(
+            self._decoder, steps, prefill, self._sampler, layout, buffer, batch, pool, self._results, copy
+        )
         return CudaRunner(machinery, self.card, resources)
 
     def _draw(self, logits: torch.Tensor, positions: torch.Tensor) -> None:

@@ -26,7 +26,7 @@ from baton.engine.cuda.graphs import DecodeStep
 from baton.engine.cuda.sampler import DeviceSampler
 from baton.engine.cuda.scores import SCORED_ROWS, indices, queue_scores
 from baton.engine.cuda.step_arrays import Ints, StepArrays, StepLayout
-from baton.engine.cuda.step_buffer import StepBuffer
+from baton.engine.cuda.step_buffer import Copy, StepBuffer
 from baton.engine.cuda.step_timer import StepTimer
 from baton.engine.runner import Part, RunnerTimes, StepResult
 
@@ -46,6 +46,7 @@ class Machinery:
     batch: Batch
     pool: torch.Tensor  # its last block is the one that padding attends to
     results: torch.Tensor  # int32 [2, rows]: the drawn tokens and the sampler's flags
+    copy: Copy
 
 
 class CudaRunner:
@@ -56,7 +57,7 @@ class CudaRunner:
         self._resources = resources
         self._machinery = machinery
         self._card = card
-        self._slots = [Slot(machinery.results) for _ in range(STEPS_AHEAD + 1)]
+        self._slots = [Slot(machinery.results, machinery.copy) for _ in range(STEPS_AHEAD + 1)]
         self._flights: deque[Flight] = deque()
         self._timer = StepTimer(SystemClock(), STEPS_AHEAD)
         self._launches = 0

@@ -6,6 +6,7 @@ Streams, events and pinned memory are stood in for; what a double is given is ch
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -307,7 +308,7 @@ def cpu_runner(name: str, *, rows: int, tokens: int, blocks: int, block_size: in
     weights = load_weights(path, spec, torch.float32)
     shape = BatchShape(rows, tokens, block_size, -(-spec.context_length // block_size), blocks, decode_buckets(rows))
     layout = StepLayout(shape)
-    buffer, results = StepBuffer(layout, CPU), torch.zeros(2, rows, dtype=torch.int32)
+    buffer, results = StepBuffer(layout, CPU, ctypes.memmove), torch.zeros(2, rows, dtype=torch.int32)
     pool = torch.full((blocks + 1, spec.layers, 2, spec.kv_heads, block_size, spec.head_dim), torch.nan)
     pool[blocks] = 0.0
     kernels, gemm, limits = TorchKernels(), TorchGemm(few), DecoderLimits(tokens, rows)
@@ -322,7 +323,7 @@ def cpu_runner(name: str, *, rows: int, tokens: int, blocks: int, block_size: in
     for bucket in shape.buckets:
         attention = TorchDecodeAttention(spec, bucket, pool, buffer.arrays)
         steps[bucket] = DecodeStep(decoder, pool, buffer.arrays, attention, draw)  # type: ignore[arg-type]
-    machinery = Machinery(decoder, steps, prefill, sampler, layout, buffer, Batch(shape), pool, results)  # type: ignore[arg-type]
+    machinery = Machinery(decoder, steps, prefill, sampler, layout, buffer, Batch(shape), pool, results, ctypes.memmove)  # type: ignore[arg-type]
     kv_format = KvFormat("float32", block_size, spec.layers, spec.kv_heads, spec.head_dim)
     card = ModelCard(name, spec.architecture, spec.context_length, spec.vocab_size, "", kv_format, spec.eos_token_ids)
     return CudaRunner(machinery, card, ExitStack())
