@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from baton.cli import bench, models, request_commands, stack_commands
+from baton.cli import bench, kernel_cache, models, request_commands, stack_commands
 from baton.cli.subcommands import Commands
 from baton.cli.terminal import say
 from baton.core.errors import BatonError
@@ -54,12 +54,17 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_model(commands: Commands) -> None:
-    actions = Commands(commands.add("model", "fetch, convert and list models"), "ACTION")
+    actions = Commands(commands.add("model", "fetch, convert, warm and list models"), "ACTION")
     fetch = actions.add("fetch", "download a known model and convert it", _fetch)
     fetch.add_argument("name", help=f"one of {', '.join(models.KNOWN_NAMES)}")
     convert = actions.add("convert", "turn a .gguf file into a model directory", _convert)
     convert.add_argument("path", type=Path)
     convert.add_argument("--output", type=Path, help="directory to write; below the cache without it")
+    warm = actions.add("warm", "compile the GPU kernels for a model and choose its products, ahead of `up`", _warm)
+    warm.add_argument("--model", default=models.DEFAULT_MODEL, help="name, directory, .gguf file or random:CONFIG")
+    warm.add_argument("--device", choices=("cuda",), default="cuda", help="where the engines will compute")
+    warm.add_argument("--config", type=Path, help="TOML file with one table per section")
+    warm.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override one key")
     actions.add("list", "known models and whether they are here", _list)
 
 
@@ -70,6 +75,12 @@ def _fetch(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 
 def _convert(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     print(models.convert(arguments.path, arguments.output))
+    return 0
+
+
+def _warm(arguments: argparse.Namespace, _: Sequence[str]) -> int:
+    flags = [f"engine.device={arguments.device}", *arguments.set]
+    print(kernel_cache.fill(models.resolve(arguments.model), arguments.config, flags))
     return 0
 
 

@@ -52,7 +52,7 @@ def _up(arguments: argparse.Namespace, given: Sequence[str]) -> int:
     where = StateDir(arguments.state_dir)
     if arguments.decode + arguments.prefill < 1:
         raise ConfigError("up: at least one worker is needed, got --prefill 0 --decode 0")
-    up.check_settings(arguments.config, arguments.set)
+    up.check_settings(arguments.config, [f"engine.device={arguments.device}", *arguments.set])
     if arguments.detach:
         return up.detach([word for word in given if word != "--detach"], where)
     plan = StackPlan(

@@ -20,6 +20,7 @@ import grpc
 import grpc.aio
 import numpy as np
 import pytest
+import torch
 
 from baton.cli.state_dir import StateDir
 from baton.client import ChatMessage, Client
@@ -225,6 +226,12 @@ def no_memory(path: Path) -> list[str]:
     return ["--model", str(TINY), "--set", "engine.kv_cache_mb=99999999"]
 
 
+def no_gpu(path: Path) -> list[str]:
+    """With a setting that is refused on a CPU: what follows from the device is known before anything starts."""
+    del path
+    return ["--model", str(TINY), "--device", "cuda", "--set", "engine.kv_format=fp8"]
+
+
 def no_redis(path: Path) -> list[str]:
     del path
     return ["--model", "fake", "--set", f"state.url=redis://user:hush@127.0.0.1:{free_port()}/0"]
@@ -238,9 +245,14 @@ def no_redis(path: Path) -> list[str]:
         (corrupt_config, "{tmp}/broken/config.json: "),
         (unsupported_gguf, "tensor blk.0.ffn_down.weight: unsupported type IQ4_NL, supported: BF16, F16"),
         (no_memory, "could not start: engine.kv_cache_mb (or engine.kv_blocks): must fit the "),
+        pytest.param(
+            no_gpu,
+            "could not start: engine.device: cuda needs a GPU and its driver",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU"),
+        ),
         (no_redis, "Redis is away"),
     ],
-    ids=["truncated weights", "tokenizer", "config", "type in GGUF", "memory", "Redis"],
+    ids=["truncated weights", "tokenizer", "config", "type in GGUF", "memory", "GPU", "Redis"],
 )
 def test_what_keeps_a_stack_from_starting_is_told_in_one_line(
     tmp_path: Path, broken: Callable[[Path], list[str]], message: str

@@ -15,11 +15,12 @@ from baton.core.errors import ConfigError
 from baton.core.types import ModelCard
 from baton.engine import kvcache
 from baton.engine.config import EngineConfig
-from baton.engine.cuda.attention import DecodeAttention, PrefillAttention, allocate_workspace
+from baton.engine.cuda.attention import DecodeAttention, PrefillAttention, allocate_workspace, engine_kernels
 from baton.engine.cuda.attention_shape import AttentionShape, PageTable
 from baton.engine.cuda.batch import Batch
 from baton.engine.cuda.build import build
 from baton.engine.cuda.decoder import CudaDecoder, DecoderLimits
+from baton.engine.cuda.flashinfer_kernels import compile_kernels
 from baton.engine.cuda.fp8_weights import check_fp8, load_fp8, scale_name, stored_bytes
 from baton.engine.cuda.gemm import TUNED_ROWS, Gemm
 from baton.engine.cuda.gemm_tuner import Family
@@ -54,14 +55,12 @@ def build_cuda_runner(
     for a model that the kernels do not take or that does not fit.
     """
     check_rows(spec)
-    AttentionShape.of(spec, config.block_size)
+    attention = AttentionShape.of(spec, config.block_size, _KV_DTYPES[card.format.dtype])
     if config.weight_format == "fp8":
         check_fp8(spec)
     check_weights_fit(_weight_bytes(spec, config), config, device)
     cache = Path(config.kernel_cache).expanduser()
-    # Where FlashInfer, which reads it when it is first imported, keeps the kernels that it compiles.
-    os.environ.setdefault("FLASHINFER_WORKSPACE_BASE", str(cache))
-    library = CudaLibrary(build(cache / "cuda"))
+    library = _compiled(attention, cache)
     with ExitStack() as resources, torch.inference_mode(), refused_when_full(config.model, device):
         gemm = resources.enter_context(Gemm(library, device))
         loaded = load_fp8(weights) if config.weight_format == "fp8" else dict(weights)
@@ -77,6 +76,15 @@ def build_cuda_runner(
         owned.callback(resources.pop_all().close)
     log.info("engine ready on the GPU", extra={"blocks": blocks, "gpu": torch.cuda.get_device_name(device)})
     return runner
+
+
+def _compiled(attention: AttentionShape, cache: Path) -> CudaLibrary:
+    """All that is compiled, before the weights take their time to be read."""
+    # Where FlashInfer, which reads it when it is first imported, keeps the kernels that it compiles.
+    os.environ.setdefault("FLASHINFER_WORKSPACE_BASE", str(cache))
+    library = CudaLibrary(build(cache / "cuda"))
+    compile_kernels(attention, engine_kernels(attention))
+    return library
 
 
 def _probe(assembly: _Assembly) -> int:

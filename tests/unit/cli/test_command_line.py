@@ -17,6 +17,7 @@ TINY = Path(__file__).parents[2] / "data" / "tiny" / "llama-gqa-tied"
         ("up --colour red", "unrecognized arguments: --colour"),
         ("up --prefil 2", "unrecognized arguments: --prefil"),
         ("model convert x.gguf --out y", "unrecognized arguments: --out"),
+        ("model warm --device cpu", "argument --device: invalid choice: 'cpu'"),
         ("up --prefill -1", "--prefill: must be an integer from 0 to 64, got '-1'"),
         ("up --decode many", "--decode: must be an integer from 0 to 64, got 'many'"),
         ("generate --prompt-ids 1 --concurrency 0", "--concurrency: must be an integer from 1 to 4096, got '0'"),
@@ -58,6 +59,14 @@ def test_what_is_no_command_line_is_named(words: str, said: str, capsys: pytest.
         ("bench nothing", "bench: must be one of cpu, offline, serve, got 'nothing'"),
         ("model fetch nothing", "model 'nothing' is not known; known: smollm2-135m-instruct"),
         ("model convert {tmp}/none.gguf", "none.gguf: no such file"),
+        ("model warm --model random:none", "random:none: neither a config.json nor a preset"),
+        ("model warm --model random:smollm2-135m --set engine.colour=red", "unknown key engine.colour"),
+        ("model warm --model fake", "only a model on backend cuda has kernels to compile, got fake"),
+        ("model warm --model random:smollm2-135m --set engine.device=cpu", "on engine.device cpu, engine.backend auto"),
+        (
+            "model warm --model random:smollm2-135m --set engine.backend=torch",
+            "engine.device cuda, engine.backend torch",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(
