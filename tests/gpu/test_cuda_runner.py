@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -212,6 +213,25 @@ def test_steady_decoding_neither_allocates_nor_synchronises(runner: CudaRunner) 
         torch.cuda.set_sync_debug_mode("default")
     assert allocations() == before
     assert torch.cuda.mem_get_info()[0] == free
+    forget(runner, made)
+
+
+def test_every_step_is_timed_on_the_device(runner: CudaRunner) -> None:
+    """Decode steps and steps with chunks, one ahead and in lockstep; no step, no gap and no wait is longer than all."""
+    made = lines([5, 9, 40], VOCABULARY, room=200)
+    torch.cuda.synchronize()
+    before, started = runner.times, time.perf_counter()
+    prefill(runner, made)
+    seen = [before.device, runner.times.device]
+    for steps in (1, 40):
+        decode_ahead(runner, made, steps)
+        seen.append(runner.times.device)
+    took = time.perf_counter() - started
+    assert seen == sorted(set(seen)), "a step took no time"
+    after = runner.times
+    assert 0.0 <= after.device_idle - before.device_idle < took
+    assert 0.0 < after.device - before.device < took
+    assert 0.0 < after.waited - before.waited < took
     forget(runner, made)
 
 

@@ -12,6 +12,7 @@ import torch
 
 from baton.core.types import Sampling
 from baton.engine.cuda.build import build
+from baton.engine.cuda.kernels import Overlap
 from baton.engine.cuda.library import CudaLibrary
 from baton.engine.cuda.sampler import MAX_EDITS, NOT_FINITE, SOUND, TOO_MANY_EDITS, DeviceSampler
 from baton.engine.runner import Draw
@@ -358,21 +359,25 @@ def test_a_sequence_that_comes_back_is_counted_from_its_context(library: CudaLib
 # --- graphs and steady state ------------------------------------------------------------------------------------------
 
 
-def test_a_captured_launch_draws_what_a_plain_one_does(library: CudaLibrary) -> None:
+@pytest.mark.parametrize("overlap", list(Overlap))
+def test_a_captured_launch_draws_what_a_plain_one_does(library: CudaLibrary, overlap: Overlap) -> None:
+    """Behind the kernel that computes the logits, whether or not it may start while that one drains."""
     vocab, rows = 32_000, 8
     rng = random.Random(8)
     trial = Trial(library, vocab, rows)
-    logits = torch.zeros(rows, vocab, dtype=BF16, device=DEVICE)
+    computed = torch.zeros(rows, vocab, dtype=BF16, device=DEVICE)
+    logits = torch.zeros_like(computed)
     positions = torch.zeros(rows, dtype=torch.int32, device=DEVICE)
     tokens, flags = trial.outputs()
     trial.sampler.sample(logits, positions, rows, tokens, flags)  # loads the kernel; rows are idle
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        trial.sampler.sample(logits, positions, rows, tokens, flags)
+        torch.mul(computed, 2.0, out=logits)
+        trial.sampler.sample(logits, positions, rows, tokens, flags, overlap)
     for step in range(4):
         queries = [random_query(rng, vocab) for _ in range(rows)]
-        logits.copy_(normal(rows, vocab, seed=step).to(BF16))
-        want, _ = trial.draw(logits, queries, first_key=100 * step)
+        computed.copy_(normal(rows, vocab, seed=step, scale=1.0).to(BF16))
+        want, _ = trial.draw(computed * 2.0, queries, first_key=100 * step)
         for row, query in enumerate(queries):  # the plain draw has counted its tokens: start again
             trial.sampler.forget(100 * step + row)
             trial.sampler.set_row(row, 100 * step + row, query.draw, query.context)
