@@ -10,7 +10,7 @@ from dataclasses import replace
 from baton.core.api import PlannerApi
 from baton.core.errors import BatonError, Draining, InvalidRequest, Overloaded, PeerUnavailable, UnknownModel
 from baton.core.telemetry import Counter, Meter
-from baton.core.types import Candidate, Plan, PlanQuery, ProcessRecord, Role
+from baton.core.types import Candidate, Module, Plan, PlanQuery, ProcessRecord, Role
 from gateway.fleet import FleetView
 
 log = logging.getLogger(__name__)
@@ -105,17 +105,26 @@ class Placing(PlannerApi):
 
 
 def least_load_plan(query: PlanQuery, fleet: FleetView, turn: int) -> Plan:
-    """Decode workers first, then others; by load, ties taken in turn. The decode worker computes the prompt itself."""
+    """Decode workers first, then others; by load, ties taken in turn. The decode worker computes the prompt itself.
+
+    Gives no directive but those of an earlier hop.
+    """
     if fleet.card(query.model) is None:
         raise UnknownModel(f"model: no worker ever served {query.model!r}")
-    ready = [record for record in fleet.ready(query.model) if record.id not in query.avoid]
+    ready = [record for record in fleet.ready(query.model) if record.id not in query.avoid and _can(record, query)]
     if not ready:
         raise Overloaded(f"no ready worker serves {query.model!r}")
     shift = turn % len(ready)
     ranked = sorted(ready[shift:] + ready[:shift], key=lambda record: _load(record, fleet))
     decode = tuple(Candidate(record.id, record.address, record.epoch) for record in ranked)
     whole_context = query.prompt_tokens + query.max_tokens
-    return Plan(decode, prefill=(), local_prefill_max_tokens=whole_context, reasons=(PLANNER_UNREACHABLE,))
+    return Plan(decode, (), whole_context, (PLANNER_UNREACHABLE,), query.attention_window)
+
+
+def _can(record: ProcessRecord, query: PlanQuery) -> bool:
+    """It has the module that an earlier hop was computed with."""
+    modules = () if record.card is None else record.card.modules
+    return query.attention_window is None or Module.ATTENTION_WINDOW in modules
 
 
 def _load(record: ProcessRecord, fleet: FleetView) -> tuple[bool, float]:

@@ -77,9 +77,9 @@ class Relay:
     async def _attempt(
         self, progress: ChoiceProgress, worker: Candidate, route: _Route, deadline: Deadline
     ) -> AsyncIterator[GenerateChunk]:
-        request = DecodeRequest(
-            progress.next_hop(route.hop, deadline.remaining()), route.plan.prefill, route.plan.local_prefill_max_tokens
-        )
+        plan = route.plan
+        tokens = replace(progress.next_hop(route.hop, deadline.remaining()), attention_window=plan.attention_window)
+        request = DecodeRequest(tokens, plan.prefill, plan.local_prefill_max_tokens)
         last: GenerateChunk | None = None
         with self._fleet.sending(worker.worker_id):
             async with closing(self._links(worker).generate(request)) as stream:
@@ -171,6 +171,7 @@ class _Route:
         except Overloaded as error:
             self._refusals.append(error)
             return
+        self._query = replace(self._query, attention_window=self.plan.attention_window)  # later hops keep it
         self._pending.extend(sorted(self.plan.decode, key=lambda candidate: candidate.worker_id != self._prefer))
 
     async def _pause(self) -> None:

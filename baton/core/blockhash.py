@@ -1,7 +1,7 @@
 """Chained hashes that name the content of full KV blocks.
 
 A block's hash covers its own tokens and, through its parent's hash, every token before it; the root covers whatever
-else decides the bytes: tenant salt, weights, KV format, adapter. Equal hash means equal KV bytes.
+else decides the bytes: tenant salt, weights, KV format, adapter, execution module. Equal hash means equal KV bytes.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ from collections.abc import Iterator, Sequence
 HASH_BYTES = 16
 
 
-def root_hash(*, salt: bytes, weights_hash: str, kv_format: str, adapter: str = "") -> bytes:
-    """The parent of a sequence's first block."""
+def root_hash(*, salt: bytes, weights_hash: str, kv_format: str, adapter: str = "", module: str = "") -> bytes:
+    """The parent of a sequence's first block. ``module``: of execution, where it changes the KV."""
     digest = hashlib.blake2b(digest_size=HASH_BYTES, person=b"baton-root")
-    for part in (salt, weights_hash.encode(), kv_format.encode(), adapter.encode()):
+    parts = [salt, weights_hash.encode(), kv_format.encode(), adapter.encode()]
+    if module:  # without one the name is the one that it was before there were modules
+        parts.append(module.encode())
+    for part in parts:
         digest.update(struct.pack("<I", len(part)))
         digest.update(part)
     return digest.digest()

@@ -24,12 +24,16 @@ from baton.engine.spec import DecoderSpec
 Weights = Mapping[str, torch.Tensor]
 
 
+UNLIMITED = 2**31 - 1  # in ``PackedStep.windows``: as the model
+
+
 @dataclass(frozen=True, slots=True)
 class PackedStep:
     """New tokens of all sequences of one step, concatenated without padding. All tensors int32, on the CPU.
 
     Before the call the KV of positions ``[0, positions[seq_starts[s]])`` of sequence s is in its blocks; the call
-    writes the KV of the new tokens and attends causally (within ``spec.sliding_window`` if set).
+    writes the KV of the new tokens and attends causally (within ``spec.sliding_window`` and
+    ``windows``, where they are set; a token sees itself).
     """
 
     token_ids: torch.Tensor  # [T]
@@ -37,6 +41,7 @@ class PackedStep:
     seq_starts: torch.Tensor  # [S + 1], row at which each sequence begins; the last entry is T
     block_tables: torch.Tensor  # [S, W], block ids; entries past a sequence's need are 0 and never read
     logit_rows: torch.Tensor  # [R], the rows whose logits are wanted, ascending
+    windows: torch.Tensor | None = None  # [S], tokens that a sequence's own rows see at most; None: as the model
 
 
 class Decoder(Protocol):

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 
 from baton.core.errors import InvalidRequest
-from baton.core.types import ModelCard, TokenRequest
+from baton.core.types import ModelCard, Module, TokenRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,16 @@ class EngineLimits:
             if count is not None and not 0 <= count <= self.card.vocab_size:
                 raise InvalidRequest.out_of_range(name, count, f"must be between 0 and {self.card.vocab_size}")
         _check_sampling(request)
+        if request.attention_window is not None:
+            self._check_window(request.attention_window)
+
+    def _check_window(self, window: int) -> None:
+        name, modules = Module.ATTENTION_WINDOW, self.card.modules
+        if name not in modules:
+            has = f"it has {', '.join(modules)}" if modules else "it has none"
+            raise InvalidRequest(f"{name}: this worker has no module {name}; {has}", field=name)
+        if not 1 <= window <= self.card.context_length:
+            raise InvalidRequest.out_of_range(name, window, f"must be between 1 and {self.card.context_length}")
 
     def _check_ids(self, name: str, ids: Tokens[int]) -> None:
         if ids and (min(ids) < 0 or max(ids) >= self.card.vocab_size):

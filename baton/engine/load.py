@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from baton.core.errors import ConfigError, ModelError
-from baton.core.types import KvFormat, ModelCard
+from baton.core.types import KvFormat, ModelCard, Module
 from baton.engine import kvcache
 from baton.engine.config import EngineConfig
 from baton.engine.decoder import Decoder, Weights
@@ -112,4 +112,5 @@ def _card(config: EngineConfig, spec: DecoderSpec, layout: KvFormat) -> ModelCar
         weights_hash=weights_hash(config.model, config.seed, config.weight_format),
         format=layout,
         eos_token_ids=spec.eos_token_ids,
+        modules=(Module.ATTENTION_WINDOW,) if config.device == "cpu" or config.backend == "torch" else (),
     )

@@ -47,6 +47,7 @@ class Part(NamedTuple):
     draw: Draw | None = None  # None while more of the context is to come
     prompt_logprobs: int | None = None  # set: the result carries log-probabilities of ``targets``, so many alternatives
     targets: Sequence[int] = ()  # target i is the token that follows row i; rows past the prompt's end have none
+    window: int | None = None  # tokens that a row sees at most, itself included; only where the card has the module
 
 
 @dataclass(frozen=True, slots=True)

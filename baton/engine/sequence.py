@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 
 from baton.core.blockhash import child_hash, root_hash
-from baton.core.types import FinishReason, FirstToken, ModelCard, TokenLogprob, TokenRequest, Usage
+from baton.core.types import FinishReason, FirstToken, ModelCard, Module, TokenLogprob, TokenRequest, Usage
 from baton.engine.blocks import Allocation
 from baton.engine.runner import Draw, Part
 
@@ -66,7 +66,13 @@ class Sequence:
         self.delivered = False  # this engine has drawn, or was handed, at least one token of the request
         self.prompt_logprobs: list[TokenLogprob | None] = [None]
         self.block_size = card.format.block_size
-        self._root = root_hash(salt=request.salt, weights_hash=card.weights_hash, kv_format=str(card.format))
+        self._window = request.attention_window
+        self._root = root_hash(
+            salt=request.salt,
+            weights_hash=card.weights_hash,
+            kv_format=str(card.format),
+            module="" if self._window is None else f"{Module.ATTENTION_WINDOW} {self._window}",
+        )
         self._hashes: list[bytes] = []
         self.prompt_length = len(request.prompt)
         self._first_output = len(self.context)
@@ -177,9 +183,9 @@ class Sequence:
                 self.length = end + 1
         alternatives = self.request.prompt_logprobs
         if alternatives is None or start >= self._first_output or self.delivered:
-            return Part(self.key, self.context, start, end, self.blocks, draw)
+            return Part(self.key, self.context, start, end, self.blocks, draw, window=self._window)
         targets = self.request.prompt[start + 1 : end + 1]
-        return Part(self.key, self.context, start, end, self.blocks, draw, alternatives, targets)
+        return Part(self.key, self.context, start, end, self.blocks, draw, alternatives, targets, self._window)
 
     def accept(self, token_id: int) -> FinishReason | None:
         """Append a token that was in flight, which counts even when it is EOS or a stop id. Says whether it is the

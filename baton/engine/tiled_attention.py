@@ -113,6 +113,8 @@ class TiledAttention:
         visible = distance >= 0
         if self._spec.sliding_window is not None:
             visible &= distance < self._spec.sliding_window
+        if step.windows is not None:
+            visible &= distance < step.windows.long()[[tile.sequence for tile in tiles]][:, None, None]
         filled = keys < torch.tensor([tile.last_position + 1 for tile in tiles])[:, None]
         blocks = -(-len(keys) // self._block_size)
         table = step.block_tables.long()[[tile.sequence for tile in tiles]][:, :blocks]

@@ -10,7 +10,7 @@ import torch
 
 from baton.core.types import ModelCard
 from baton.engine import kvcache
-from baton.engine.decoder import Decoder, PackedStep
+from baton.engine.decoder import UNLIMITED, Decoder, PackedStep
 from baton.engine.runner import Part, PartDetail, RunnerTimes, StepResult
 from baton.engine.sampler import Row, Sample, logprob_of, sample
 
@@ -85,7 +85,14 @@ def _pack(parts: Sequence[Part], wanted: Sequence[range]) -> PackedStep:
         seq_starts=torch.from_numpy(starts),
         block_tables=torch.from_numpy(tables),
         logit_rows=torch.tensor(rows, dtype=torch.int32),
+        windows=_windows(parts),
     )
+
+
+def _windows(parts: Sequence[Part]) -> torch.Tensor | None:
+    if all(part.window is None for part in parts):
+        return None
+    return torch.tensor([UNLIMITED if part.window is None else part.window for part in parts], dtype=torch.int32)
 
 
 def _read(logits: torch.Tensor, parts: Sequence[Part], wanted: Sequence[range]) -> StepResult:

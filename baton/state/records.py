@@ -31,6 +31,7 @@ def _card(fields: dict[str, Any]) -> ModelCard:
     known = _known(ModelCard, fields)
     known["format"] = KvFormat(**_known(KvFormat, fields["format"]))
     known["eos_token_ids"] = tuple(fields["eos_token_ids"])
+    known["modules"] = tuple(fields.get("modules", ()))
     return ModelCard(**known)
 
 

@@ -18,9 +18,16 @@ class PlannerConfig(ProcessConfig):
     in_flight_seconds: float = 1.0  # a decision counts as load until the workers' own figures show it
     tie_noise: float = 0.01  # of a worker's capacity: loads that are closer than this are equal
     retry_after_seconds: float = 1.0  # told to callers when no worker is ready
+    # Longer prompts are computed with this attention window, where workers have the module. It changes answers; 0: off.
+    attention_window: int = 0
 
     def __post_init__(self) -> None:
         ProcessConfig.__post_init__(self)
-        for key, least in (("local_prefill_max_tokens", 0), ("max_candidates", 1), ("tie_noise", 0.0)):
+        for key, least in (
+            ("local_prefill_max_tokens", 0),
+            ("max_candidates", 1),
+            ("tie_noise", 0.0),
+            ("attention_window", 0),
+        ):
             self.require(getattr(self, key) >= least, key, f"must be at least {least}")
         self.require(self.refresh_seconds > 0, "refresh_seconds", "must be positive")

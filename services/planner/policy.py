@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from baton.core.errors import InvalidRequest, Overloaded, UnknownModel
-from baton.core.types import Candidate, Plan, PlanQuery, ProcessRecord, Role, WorkerState
+from baton.core.types import Candidate, Module, Plan, PlanQuery, ProcessRecord, Role, WorkerState
 from services.planner.config import PlannerConfig
 from services.planner.fleet import Fleet
 
@@ -20,9 +20,13 @@ def plan(query: PlanQuery, fleet: Fleet, config: PlannerConfig, noise: Noise) ->
     """
     check(query)
     ready = _ready(query, fleet, config)
+    window = _window(query, config)
+    reasons = ["least_load"]
+    if window is not None:
+        ready, window, reason = _windowed(ready, window, query, config)
+        reasons.append(reason)
     decode = [worker for worker in ready if worker.role is Role.DECODE]
     prefill = [worker for worker in ready if worker.role is Role.PREFILL]
-    reasons = ["least_load"]
     if not decode:
         # The last of a role has its work done by the other one, which then has no hand-over to make.
         decode, prefill = prefill, []
@@ -34,6 +38,7 @@ def plan(query: PlanQuery, fleet: Fleet, config: PlannerConfig, noise: Noise) ->
         prefill=_ranked(prefill, query, fleet, config, noise),
         local_prefill_max_tokens=config.local_prefill_max_tokens,
         reasons=tuple(reasons),
+        attention_window=window,
     )
 
 
@@ -70,6 +75,26 @@ def _ready(query: PlanQuery, fleet: Fleet, config: PlannerConfig) -> list[Proces
             retry_after=config.retry_after_seconds,
         )
     return ready
+
+
+def _window(query: PlanQuery, config: PlannerConfig) -> int | None:
+    """A later hop keeps what the first one was given: another window is another answer."""
+    if query.hop:
+        return query.attention_window
+    return config.attention_window if 0 < config.attention_window < query.prompt_tokens else None
+
+
+def _windowed(
+    ready: list[ProcessRecord], window: int, query: PlanQuery, config: PlannerConfig
+) -> tuple[list[ProcessRecord], int | None, str]:
+    """The workers that have the module, the window and the reason. A first hop does without if none of them has it."""
+    name = Module.ATTENTION_WINDOW
+    having = [worker for worker in ready if worker.card is not None and name in worker.card.modules]
+    if having:
+        return having, window, name
+    if query.hop:
+        raise Overloaded(f"no ready worker has the module {name}", retry_after=config.retry_after_seconds)
+    return ready, None, f"no_{name}"
 
 
 def _ranked(

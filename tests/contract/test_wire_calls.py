@@ -55,7 +55,7 @@ from tests.contract.wire_doubles import (
     wire,
 )
 
-PREFILL = PrefillRequest(replace(TOKENS, attempt=Attempt(1, 2)), TICKET, skip_blocks=3)
+PREFILL = PrefillRequest(replace(TOKENS, attempt=Attempt(1, 2), attention_window=64), TICKET, skip_blocks=3)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -65,8 +65,9 @@ def test_a_plan_arrives_whole(way: str) -> None:
         prefill=(Candidate("prefill-0", "127.0.0.1:3", 1),),
         local_prefill_max_tokens=512,
         reasons=("least_load",),
+        attention_window=4096,
     )
-    query = replace(QUERY, hop=2, priority=-1, avoid=("decode-7",))
+    query = replace(QUERY, hop=2, priority=-1, avoid=("decode-7",), attention_window=512)
 
     async def run() -> None:
         domain = ScriptedPlanner(answers(plan))

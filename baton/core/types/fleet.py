@@ -18,9 +18,15 @@ class Role(StrEnum):
     KVTRANSFER = "kvtransfer"
 
 
+class Module(StrEnum):
+    """A way to compute that a request may ask for and that not every worker has."""
+
+    ATTENTION_WINDOW = "attention_window"
+
+
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What a worker serves."""
+    """What a worker serves. ``modules``: names of ``Module`` that it has; a newer worker may have others."""
 
     model: str
     architecture: str
@@ -29,6 +35,7 @@ class ModelCard:
     weights_hash: str
     format: KvFormat
     eos_token_ids: tuple[int, ...] = ()
+    modules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +111,7 @@ class PlanQuery:
     hop: int = 0
     priority: int = 0
     avoid: tuple[str, ...] = ()  # worker ids that this request has seen fail
+    attention_window: int | None = None  # of an earlier hop, which a later one must keep
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +119,12 @@ class Plan:
     """Ranked candidates and directives. Complete or refused: an empty ``decode`` is never sent.
 
     The decode worker computes the prompt itself when its uncached part has at most ``local_prefill_max_tokens`` tokens
-    (0: never), else asks the ``prefill`` candidates in order.
+    (0: never), else asks the ``prefill`` candidates in order. ``attention_window`` goes into the request; every
+    candidate has its module.
     """
 
     decode: tuple[Candidate, ...]
     prefill: tuple[Candidate, ...]
     local_prefill_max_tokens: int
     reasons: tuple[str, ...] = ()
+    attention_window: int | None = None

@@ -96,6 +96,7 @@ class TokenRequest:
     tenant: str = ""
     salt: bytes = b""
     timeout: float | None = None  # seconds left when it was sent
+    attention_window: int | None = None  # a token sees so many at most, itself included; None: as the model does
 
     @property
     def context_tokens(self) -> int:

@@ -10,18 +10,18 @@ from pathlib import Path
 import torch
 
 from baton.core.errors import InvalidRequest, ModelError
-from baton.engine.decoder import PackedStep, Weights
+from baton.engine.decoder import UNLIMITED, PackedStep, Weights
 from baton.engine.native.build import NativeUnavailable, build
 from baton.engine.native.library import Fault, FaultCode, Shape, Step, Weight, open_library
 from baton.engine.rope import inverse_frequencies
 from baton.engine.spec import DecoderSpec
 
 _ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
-_NO_WINDOW = 2**31 - 1
 _LANES = 16
 
 # What the fields of a fault mean: index, value, limit.
 _FAULTS = {
+    FaultCode.WINDOW_OUT_OF_RANGE: ("windows", "windows[{index}] must be at least {limit}, got {value}"),
     FaultCode.TOKEN_OUT_OF_RANGE: ("token_ids", "token_ids[{index}] must be in [0, {limit}), got {value}"),
     FaultCode.POSITION_OUT_OF_RANGE: ("positions", "positions[{index}] must be in [0, {limit}), got {value}"),
     FaultCode.POSITION_NOT_CONSECUTIVE: ("positions", "positions[{index}] must be {limit}, got {value}"),
@@ -80,6 +80,7 @@ class NativeDecoder:
             step.seq_starts.data_ptr(),
             step.block_tables.data_ptr(),
             step.logit_rows.data_ptr(),
+            None if step.windows is None else step.windows.data_ptr(),
             step.token_ids.numel(),
             step.seq_starts.numel() - 1,
             step.block_tables.shape[1],
@@ -148,7 +149,7 @@ def _shape(spec: DecoderSpec, dtype: torch.dtype, threads: int) -> Shape:
         heads=spec.heads,
         kv_heads=spec.kv_heads,
         head_dim=spec.head_dim,
-        window=_NO_WINDOW if spec.sliding_window is None else spec.sliding_window,
+        window=UNLIMITED if spec.sliding_window is None else spec.sliding_window,
         tied_head=spec.tied_head,
         experts=0 if moe is None else moe.experts,
         top_k=0 if moe is None else moe.top_k,
@@ -241,6 +242,11 @@ def _check_tensors(step: PackedStep) -> None:
             got = f"{tensor.dtype} {list(tensor.shape)}, contiguous: {tensor.is_contiguous()}"
             raise InvalidRequest(f"{name}: must be contiguous int32 with {dims} dimensions, got {got}", field=name)
     sequences = step.block_tables.shape[0]
+    windows = step.windows
+    if windows is not None and (windows.dtype != torch.int32 or windows.shape != (sequences,)):
+        raise InvalidRequest(
+            f"windows: must be int32 [{sequences}], got {windows.dtype} {list(windows.shape)}", field="windows"
+        )
     for name, size, wanted in (
         ("positions", step.positions.numel(), step.token_ids.numel()),
         ("seq_starts", step.seq_starts.numel(), sequences + 1),

@@ -47,6 +47,7 @@ class FaultCode(IntEnum):
     LOGIT_ROW_OUT_OF_RANGE = 7
     LOGIT_ROWS_UNORDERED = 8
     OUT_OF_MEMORY = 9
+    WINDOW_OUT_OF_RANGE = 10
 
 
 class Shape(ctypes.Structure):
@@ -61,6 +62,7 @@ class Shape(ctypes.Structure):
 class Step(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("token_ids", "positions", "seq_starts", "block_tables", "logit_rows")),
+        ("windows", c_void_p),
         *((name, c_int32) for name in ("tokens", "sequences", "table_width", "logit_row_count", "blocks")),
         *((name, c_int32) for name in ("block_size", "context_length")),
         ("pool", c_void_p),

@@ -20,6 +20,7 @@ def query_to_wire(query: PlanQuery) -> pb.PlanRequest:
         hop=query.hop,
         priority=query.priority,
         avoid=query.avoid,
+        attention_window=query.attention_window,
     )
 
 
@@ -34,6 +35,7 @@ def query_from_wire(message: pb.PlanRequest) -> PlanQuery:
         hop=message.hop,
         priority=message.priority,
         avoid=tuple(message.avoid),
+        attention_window=message.attention_window if message.HasField("attention_window") else None,
     )
 
 
@@ -43,6 +45,7 @@ def plan_to_wire(plan: Plan) -> pb.PlanResponse:
         prefill=[candidate_to_wire(candidate) for candidate in plan.prefill],
         local_prefill_max_tokens=plan.local_prefill_max_tokens,
         reasons=plan.reasons,
+        attention_window=plan.attention_window,
     )
 
 
@@ -57,4 +60,5 @@ def plan_from_wire(message: pb.PlanResponse) -> Plan:
         prefill=tuple(candidate_from_wire(candidate) for candidate in message.prefill),
         local_prefill_max_tokens=message.local_prefill_max_tokens,
         reasons=tuple(message.reasons),
+        attention_window=message.attention_window if message.HasField("attention_window") else None,
     )

@@ -115,6 +115,7 @@ def token_request_to_wire(request: TokenRequest) -> pb.TokenRequest:
         tenant=request.tenant,
         salt=request.salt,
         timeout_seconds=request.timeout,
+        attention_window=request.attention_window,
     )
 
 
@@ -134,6 +135,7 @@ def token_request_from_wire(message: pb.TokenRequest) -> TokenRequest:
         tenant=message.tenant,
         salt=message.salt,
         timeout=_timeout_from_wire(message),
+        attention_window=message.attention_window if message.HasField("attention_window") else None,
     )
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PlanRequest(_message.Message):
-    __slots__ = ("request_id", "model", "tenant", "prompt_tokens", "max_tokens", "hop", "priority", "avoid")
+    __slots__ = ("request_id", "model", "tenant", "prompt_tokens", "max_tokens", "hop", "priority", "avoid", "attention_window")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,7 @@ class PlanRequest(_message.Message):
     HOP_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     AVOID_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_WINDOW_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     tenant: str
@@ -25,16 +26,19 @@ class PlanRequest(_message.Message):
     hop: int
     priority: int
     avoid: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., hop: _Optional[int] = ..., priority: _Optional[int] = ..., avoid: _Optional[_Iterable[str]] = ...) -> None: ...
+    attention_window: int
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., hop: _Optional[int] = ..., priority: _Optional[int] = ..., avoid: _Optional[_Iterable[str]] = ..., attention_window: _Optional[int] = ...) -> None: ...
 
 class PlanResponse(_message.Message):
-    __slots__ = ("decode", "prefill", "local_prefill_max_tokens", "reasons")
+    __slots__ = ("decode", "prefill", "local_prefill_max_tokens", "reasons", "attention_window")
     DECODE_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     LOCAL_PREFILL_MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REASONS_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_WINDOW_FIELD_NUMBER: _ClassVar[int]
     decode: _containers.RepeatedCompositeFieldContainer[_types_pb2.Candidate]
     prefill: _containers.RepeatedCompositeFieldContainer[_types_pb2.Candidate]
     local_prefill_max_tokens: int
     reasons: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, decode: _Optional[_Iterable[_Union[_types_pb2.Candidate, _Mapping]]] = ..., prefill: _Optional[_Iterable[_Union[_types_pb2.Candidate, _Mapping]]] = ..., local_prefill_max_tokens: _Optional[int] = ..., reasons: _Optional[_Iterable[str]] = ...) -> None: ...
+    attention_window: int
+    def __init__(self, decode: _Optional[_Iterable[_Union[_types_pb2.Candidate, _Mapping]]] = ..., prefill: _Optional[_Iterable[_Union[_types_pb2.Candidate, _Mapping]]] = ..., local_prefill_max_tokens: _Optional[int] = ..., reasons: _Optional[_Iterable[str]] = ..., attention_window: _Optional[int] = ...) -> None: ...

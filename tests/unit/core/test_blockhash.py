@@ -23,9 +23,10 @@ def test_hashes_agree_exactly_as_far_as_the_tokens_do(left: list[int], right: li
 
 
 def test_root_depends_on_every_part() -> None:
-    parts = {"salt": b"s", "weights_hash": "w", "kv_format": "f", "adapter": "a"}
+    parts = {"salt": b"s", "weights_hash": "w", "kv_format": "f", "adapter": "a", "module": "m"}
     roots = {root_hash(**parts)}  # type: ignore[arg-type]
     for name, value in parts.items():
         roots.add(root_hash(**parts | {name: value + value}))  # type: ignore[arg-type,operator]
-    roots.add(root_hash(salt=b"sw", weights_hash="", kv_format="f", adapter="a"))
-    assert len(roots) == 6
+    roots.add(root_hash(salt=b"sw", weights_hash="", kv_format="f", adapter="a", module="m"))
+    roots.add(root_hash(salt=b"s", weights_hash="w", kv_format="f", adapter="a"))
+    assert len(roots) == 8

@@ -161,6 +161,7 @@ class RankedPlanner:
         self.queries: list[PlanQuery] = []
         self.silent = silent
         self.error: BatonError | None = None
+        self.attention_window: int | None = None
 
     async def plan(self, query: PlanQuery) -> Plan:
         self.queries.append(query)
@@ -171,7 +172,7 @@ class RankedPlanner:
         left = tuple(candidate(worker) for worker in self.workers if worker not in query.avoid)
         if not left:
             raise Overloaded("no ready worker", retry_after=0.5)
-        return Plan(left, (candidate("prefill-0"),), 0)
+        return Plan(left, (candidate("prefill-0"),), 0, attention_window=self.attention_window)
 
 
 def candidate(worker_id: str, epoch: int = 1) -> Candidate:

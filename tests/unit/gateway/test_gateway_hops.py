@@ -65,6 +65,15 @@ def test_a_hop_carries_prompt_and_generated_ids_apart_and_avoids_the_lost_worker
     assert result.migrations == 1
 
 
+def test_the_plans_attention_window_is_in_every_hops_request() -> None:
+    first, second = ScriptedDecode("a", [Fault(3)]), ScriptedDecode("b")
+    fleet = Fleet(first, second)
+    fleet.planner.attention_window = 64
+    asyncio.run(fleet.ask(ASK))
+    assert [request.tokens.attention_window for request in (*first.requests, *second.requests)] == [64, 64]
+    assert [query.attention_window for query in fleet.planner.queries] == [None, 64]
+
+
 def test_placement_names_the_first_prefill_and_the_latest_decode_worker() -> None:
     fleet = Fleet(ScriptedDecode("a", [Fault(3)]), ScriptedDecode("b"))
     last = asyncio.run(fleet.ask(ASK))[-1]

@@ -110,6 +110,16 @@ def test_an_absent_registry_leaves_the_last_fleet_in_use_and_is_logged_once(capl
     assert [entry.levelname for entry in caplog.records] == ["WARNING", "INFO"]
 
 
+def test_an_own_plan_keeps_the_window_of_an_earlier_hop_and_its_workers_have_the_module() -> None:
+    windowed = replace(CARD, modules=("attention_window",))
+    later = replace(QUERY, hop=1, attention_window=64)
+    plan = least_load_plan(later, view_of(record("a"), record("b", load=3, card=windowed)), 0)
+    assert ([worker.worker_id for worker in plan.decode], plan.attention_window) == (["b"], 64)
+    assert least_load_plan(QUERY, view_of(record("a")), 0).attention_window is None
+    with pytest.raises(Overloaded):
+        least_load_plan(later, view_of(record("a")), 0)
+
+
 def test_own_plans_spread_over_equal_workers() -> None:
     view = view_of(*[record(f"w{i}") for i in range(4)])
     firsts = Counter(least_load_plan(QUERY, view, turn).decode[0].worker_id for turn in range(400))

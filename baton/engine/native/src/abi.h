@@ -53,6 +53,7 @@ struct BatonStep {
   const int32_t* seq_starts;    // [sequences + 1]
   const int32_t* block_tables;  // [sequences, table_width]
   const int32_t* logit_rows;    // [logit_rows_count]
+  const int32_t* windows;       // [sequences], positions a token of it sees at most; null: as the shape says
   int32_t tokens;
   int32_t sequences;
   int32_t table_width;
@@ -83,5 +84,6 @@ enum BatonFaultCode : int32_t {
   kLogitRowOutOfRange,
   kLogitRowsUnordered,
   kOutOfMemory,
+  kWindowOutOfRange,
 };
 }

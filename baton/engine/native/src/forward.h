@@ -116,10 +116,14 @@ class Forward {
     }
   }
 
+  int window(int sequence) const {
+    return step_.windows == nullptr ? shape_.window : std::min(shape_.window, step_.windows[sequence]);
+  }
+
   // What a task reads that was there before the step.
   View<E> past(int layer, const AttentionTask& task) const {
     const int end = step_.positions[step_.seq_starts[task.sequence]];
-    const int begin = std::max(0, step_.positions[task.first_row] - shape_.window + 1);
+    const int begin = std::max(0, step_.positions[task.first_row] - window(task.sequence) + 1);
     return {cache(layer, task.kv_head, task.sequence), std::min(begin, end), end};
   }
 
@@ -130,7 +134,7 @@ class Forward {
     const float scale = 1.44269504f / std::sqrt(static_cast<float>(dim));
     Store* out = scratch_.attended + static_cast<ptrdiff_t>(task.first_row) * q_size_ + task.kv_head * group_ * dim;
     const Queries<E> rows = {queries(task.kv_head, task.first_row), task.rows, group_,
-                             step_.positions[task.first_row], shape_.window, scale, out, q_size_};
+                             step_.positions[task.first_row], window(task.sequence), scale, out, q_size_};
     attend<E>(rows, cache(layer, task.kv_head, task.sequence), past(layer, next), scratch_.attention[me.index()]);
   }
 

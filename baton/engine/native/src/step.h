@@ -9,6 +9,9 @@ inline BatonFault check_sequence(const BatonStep& step, int sequence) {
   const int begin = step.seq_starts[sequence];
   const int end = step.seq_starts[sequence + 1];
   const int first = step.positions[begin];
+  if (step.windows != nullptr && step.windows[sequence] < 1) {
+    return {kWindowOutOfRange, sequence, step.windows[sequence], 1};
+  }
   if (first < 0) return {kPositionOutOfRange, begin, first, step.context_length};
   for (int row = begin; row < end; ++row) {
     if (step.positions[row] != first + row - begin) {

@@ -177,3 +177,37 @@ def test_decisions_in_flight_age_out() -> None:
     assert dict(in_flight.tokens()) == {"a": 5, "b": 3}
     clock.advance(0.5)
     assert dict(in_flight.tokens()) == {}
+
+
+WINDOWED = replace(CARD, modules=("attention_window",))
+WINDOW = replace(CONFIG, attention_window=128)
+
+
+def test_a_prompt_longer_than_the_window_goes_to_workers_with_the_module() -> None:
+    found = fleet(
+        worker("d1"),
+        worker("d2", held=300, card=WINDOWED),
+        worker("p1", Role.PREFILL),
+        worker("p2", Role.PREFILL, held=300, card=WINDOWED),
+    )
+    decided = decide(found, config=WINDOW)
+    assert (ids(decided.decode), ids(decided.prefill), decided.attention_window) == (["d2"], ["p2"], 128)
+    assert "attention_window" in decided.reasons
+    short = decide(found, replace(QUERY, prompt_tokens=128), WINDOW)
+    assert (ids(short.decode), short.attention_window) == (["d1", "d2"], None)
+    assert decide(found).attention_window is None
+
+
+def test_without_a_worker_that_has_the_module_a_first_hop_has_no_window_and_a_later_one_no_plan() -> None:
+    found = fleet(worker("d1"), worker("p1", Role.PREFILL))
+    decided = decide(found, config=WINDOW)
+    assert (ids(decided.decode), decided.attention_window) == (["d1"], None)
+    assert "no_attention_window" in decided.reasons
+    with pytest.raises(Overloaded, match="has the module attention_window"):
+        decide(found, replace(QUERY, hop=1, attention_window=128), WINDOW)
+
+
+def test_a_later_hop_keeps_what_the_first_one_had_whatever_the_settings_say_now() -> None:
+    found = fleet(worker("d1", card=WINDOWED))
+    assert decide(found, replace(QUERY, hop=1, attention_window=77), CONFIG).attention_window == 77
+    assert decide(found, replace(QUERY, hop=1), WINDOW).attention_window is None
