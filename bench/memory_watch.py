@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import statistics
 import subprocess
 from collections.abc import Sequence
@@ -23,12 +22,16 @@ class MemoryWatch:
 
     def __init__(self, device: str) -> None:
         """``device`` as the engine's: on cuda the GPU's memory counts too, all processes' together."""
+        self._unwatched = ""  # why the GPU's memory could not be told
         self._samples: dict[str, list[float]] = {"resident": []} | ({"device": []} if device == "cuda" else {})
 
     async def sample(self) -> None:
         self._samples["resident"].append(_resident_bytes())
-        if "device" in self._samples:
-            self._samples["device"].append(await asyncio.to_thread(_device_bytes))
+        if "device" in self._samples and not self._unwatched:
+            try:
+                self._samples["device"].append(await asyncio.to_thread(_device_bytes))
+            except (OSError, ValueError, subprocess.SubprocessError) as error:
+                self._unwatched = f"the GPU's memory could not be watched: {error}"
 
     def figures(self) -> dict[str, dict[str, float]]:
         """In MiB: the median of each quarter of the samples, and the peak."""
@@ -40,8 +43,9 @@ class MemoryWatch:
         }
 
     def faults(self) -> list[str]:
-        """What has grown."""
-        return [
+        """What has grown, or was not seen."""
+        unseen = [self._unwatched] if self._unwatched else []
+        return unseen + [
             fault
             for name, samples in self._samples.items()
             if len(samples) >= LEAST_SAMPLES
@@ -74,8 +78,6 @@ def _resident_bytes() -> float:
 
 def _device_bytes() -> float:
     """In use on the first GPU, as its driver tells."""
-    if shutil.which("nvidia-smi") is None:
-        raise RuntimeError("nvidia-smi is not on the PATH: the GPU's memory cannot be watched")
     command = ("nvidia-smi", "--id=0", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
     done = subprocess.run(command, capture_output=True, text=True, timeout=SMI_SECONDS, check=True)
     return float(done.stdout.strip()) * MIB

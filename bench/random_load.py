@@ -54,6 +54,11 @@ class Seconds:
 
     seconds: int
 
+    @property
+    def at_most(self) -> float:
+        """Seconds until the first client must have ended, or none can."""
+        return self.seconds + DRAIN_SECONDS
+
     def start(self, clock: Clock) -> Callable[[], bool]:
         """Says whether another request may begin."""
         end = clock.now() + self.seconds
@@ -65,6 +70,10 @@ class Requests:
     """A load of so many requests."""
 
     requests: int
+
+    @property
+    def at_most(self) -> float:
+        return DRAIN_SECONDS + self.requests
 
     def start(self, clock: Clock) -> Callable[[], bool]:
         numbers = count()
@@ -130,9 +139,10 @@ async def _drive(plan: LoadPlan, run: LoadRun, account: Account, clock: Clock) -
     goes_on = plan.extent.start(clock)
     clients = [asyncio.create_task(run.client(goes_on)) for _ in range(plan.clients)]
     try:
-        await asyncio.wait(clients, return_when=asyncio.FIRST_COMPLETED)
-        _, late = await asyncio.wait(clients, timeout=DRAIN_SECONDS)
-        if late:
+        ended, _ = await asyncio.wait(clients, timeout=plan.extent.at_most, return_when=asyncio.FIRST_COMPLETED)
+        has_failed = any(client.exception() for client in ended)
+        _, late = await asyncio.wait(clients, timeout=0 if has_failed else DRAIN_SECONDS)
+        if late and not has_failed:
             account.fault(f"{len(late)} requests did not end within {DRAIN_SECONDS:g} s after the load")
     finally:
         for client in clients:

@@ -36,7 +36,7 @@ def result_of(runner: Runner, wanted: LoadPlan) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("name", "steps_ahead"), [("llama-gqa-tied", 0), ("mistral-window", 0), ("llama-gqa-tied", 1)])
 def test_a_random_load_leaves_nothing_held_and_is_answered_as_lone_requests_are(name: str, steps_ahead: int) -> None:
-    wanted = plan(name, 150, seed=7)
+    wanted = plan(name, 100, seed=7)
     runner = build_runner(wanted.config)
     result = result_of(AheadRunner(runner) if steps_ahead else runner, wanted)
     assert result["faults"] == []

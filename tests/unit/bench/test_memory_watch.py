@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from bench import memory_watch
@@ -7,8 +9,6 @@ from bench.memory_watch import LEAST_SAMPLES, MIB, MemoryWatch
 
 
 def watched(monkeypatch: pytest.MonkeyPatch, *mebibytes: float) -> MemoryWatch:
-    import asyncio
-
     values = iter(mebibytes)
     monkeypatch.setattr(memory_watch, "_resident_bytes", lambda: 1000.0 * MIB)
     monkeypatch.setattr(memory_watch, "_device_bytes", lambda: next(values) * MIB)
@@ -32,6 +32,14 @@ def test_memory_that_grows_is_told_and_a_peak_in_between_is_not(monkeypatch: pyt
 
 def test_a_few_samples_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert watched(monkeypatch, 1.0, 5000.0).faults() == []
+
+
+def test_a_gpu_whose_memory_cannot_be_told_is_a_fault_and_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    watch = MemoryWatch("cuda")
+    asyncio.run(watch.sample())
+    [fault] = watch.faults()
+    assert fault.startswith("the GPU's memory could not be watched: ")
 
 
 def test_the_memory_of_this_process_is_counted() -> None:
