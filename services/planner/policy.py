@@ -50,6 +50,8 @@ def check(query: PlanQuery) -> None:
     for name, least in (("prompt_tokens", 1), ("max_tokens", 1), ("hop", 0)):
         if getattr(query, name) < least:
             raise InvalidRequest.out_of_range(name, getattr(query, name), f"must be at least {least}")
+    if query.attention_window is not None and query.attention_window < 1:
+        raise InvalidRequest.out_of_range("attention_window", query.attention_window, "must be at least 1")
 
 
 def load(worker: ProcessRecord, own_tokens: int, in_flight: int) -> float:

@@ -286,9 +286,14 @@ async def answering(response: bytes) -> AsyncIterator[PlannerClient]:
 
 def test_an_incomplete_plan_is_refused_and_not_blamed_on_the_caller() -> None:
     incomplete = pb.PlanResponse(decode=[{"worker_id": "decode-0"}], local_prefill_max_tokens=5)
+    blind = pb.PlanResponse(decode=[{"worker_id": "d", "address": "a:1"}], attention_window=0)
 
     async def run() -> None:
-        for response, named in ((pb.PlanResponse(), "decode"), (incomplete, "address")):
+        for response, named in (
+            (pb.PlanResponse(), "decode"),
+            (incomplete, "address"),
+            (blind, r"attention_window: must be at least 1, got 0"),
+        ):
             async with answering(response.SerializeToString()) as plans:
                 with pytest.raises(BatonError, match=named) as raised:
                     await soon(plans.plan(QUERY))

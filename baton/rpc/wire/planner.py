@@ -50,15 +50,18 @@ def plan_to_wire(plan: Plan) -> pb.PlanResponse:
 
 
 def plan_from_wire(message: pb.PlanResponse) -> Plan:
-    """A plan is complete or refused: InvalidRequest when it names no decode worker."""
+    """A plan is complete or refused: InvalidRequest when it names no decode worker, or a window that shows nothing."""
     if not message.decode:
         raise InvalidRequest(
             "PlanResponse.decode: must name at least one worker, got none", field="PlanResponse.decode"
         )
+    window = message.attention_window if message.HasField("attention_window") else None
+    if window == 0:
+        raise InvalidRequest.out_of_range("PlanResponse.attention_window", window, "must be at least 1")
     return Plan(
         decode=tuple(candidate_from_wire(candidate) for candidate in message.decode),
         prefill=tuple(candidate_from_wire(candidate) for candidate in message.prefill),
         local_prefill_max_tokens=message.local_prefill_max_tokens,
         reasons=tuple(message.reasons),
-        attention_window=message.attention_window if message.HasField("attention_window") else None,
+        attention_window=window,
     )

@@ -135,7 +135,15 @@ def test_known_model_without_a_ready_worker_is_overload() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("request_id", ""), ("model", ""), ("prompt_tokens", 0), ("max_tokens", 0), ("hop", -1)]
+    ("field", "value"),
+    [
+        ("request_id", ""),
+        ("model", ""),
+        ("prompt_tokens", 0),
+        ("max_tokens", 0),
+        ("hop", -1),
+        ("attention_window", 0),
+    ],
 )
 def test_incomplete_query_is_refused_by_the_fields_name(field: str, value: object) -> None:
     with pytest.raises(InvalidRequest, match=f"^{field}: ") as refused:
