@@ -1,8 +1,8 @@
 """What launching a GPU step costs the host, piece by piece, and how much slower that is after waiting for the device.
 
-``python -m bench.cuda_host [--model random:qwen3-0.6b] [--batches 1,256] [--set engine.K=V]`` prints a table: each piece
-within real steps, launched one ahead, where the caches have cooled down while the host waited; and ``hot``, called over
-and over. A piece that is far slower within steps suffers from the machine, not from what it does.
+``python -m bench.cuda_host [--model random:qwen3-0.6b] [--batches 1,256] [--set engine.K=V]`` prints a table: each
+piece within real steps, launched one ahead, where the caches have cooled down while the host waited; and ``hot``,
+called over and over. A piece that is far slower within steps suffers from the machine, not from what it does.
 """
 
 from __future__ import annotations
