@@ -54,6 +54,7 @@ class _Columns(NamedTuple):
     draw: tuple[Draw | None, ...]
     prompt_logprobs: tuple[int | None, ...]
     targets: tuple[Sequence[int], ...]
+    window: tuple[int | None, ...]
 
 
 class Batch:
