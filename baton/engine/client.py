@@ -44,7 +44,7 @@ from baton.engine.messages import (
     Streamed,
     Written,
 )
-from baton.engine.process import serve
+from baton.engine.process import plain_drafter, serve
 from baton.engine.runner import Runner
 
 STOP_SECONDS = 5.0  # an engine process that does not end by itself after its channel has closed is killed
@@ -265,7 +265,7 @@ async def threaded_engine(runner: Runner, config: EngineConfig) -> AsyncIterator
 def _serve_thread(runner: Runner, config: EngineConfig, sock: socket.socket) -> None:
     channel = SyncChannel(sock)
     try:
-        serve(runner, config, channel, SystemClock())
+        serve(runner, plain_drafter(config), config, channel, SystemClock())
     except ChannelClosed:
         return
     finally:
