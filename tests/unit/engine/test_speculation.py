@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,45 +19,21 @@ from baton.engine.model_drafter import ModelDrafter
 from baton.engine.runner import Part
 from tests.unit.engine.core_driver import CoreDriver, prompt, request
 from tests.unit.engine.job_mixes import Job, alone, check, jobs, play
+from tests.unit.engine.oracles import Oracle, Wrong
 
 STEPS_AHEAD = pytest.mark.parametrize("steps_ahead", [0, 1])
 VOCABULARY = 512
 
 
-class Oracle:
-    """Satisfies ``Drafter``: knows the answers, and is mistaken in one of ``mistaken`` tokens (0: in none)."""
+def knowing(wanted: Sequence[TokenRequest], mistaken: int) -> Oracle:
+    """An oracle of the answers to ``wanted``, and of how they would go on if nothing ended them."""
+    endless = [replace(each, stop=StopRules(each.stop.max_tokens + 8, ignore_eos=True)) for each in wanted]
+    return Oracle([_whole(each) for each in (*wanted, *endless)], VOCABULARY, mistaken)
 
-    worth = 0.25
 
-    def __init__(self, wanted: Sequence[TokenRequest], mistaken: int) -> None:
-        endless = [replace(each, stop=StopRules(each.stop.max_tokens + 8, ignore_eos=True)) for each in wanted]
-        self._known = [self._whole(each) for each in (*wanted, *endless)]
-        self._mistaken = mistaken
-
-    def _whole(self, wanted: TokenRequest) -> list[int]:
-        plain = replace(wanted, prompt_logprobs=None, logprobs=None)
-        return [*wanted.prompt, *wanted.generated, *alone(Job(plain, 0, None, False)).tokens]
-
-    def expects(self, key: int, context: Sequence[int]) -> bool:
-        return self._chance(context) % 4 > 0
-
-    def propose(self, asked: Sequence[Query]) -> list[tuple[int, ...]]:
-        return [self._follow(list(query.context), query.limit) for query in asked]
-
-    def _follow(self, context: list[int], limit: int) -> tuple[int, ...]:
-        chance, length = self._chance(context), len(context)
-        known = [whole for whole in self._known if whole[:length] == context and len(whole) > length]
-        drafts = known[chance % len(known)][length : length + limit] if known else [chance % VOCABULARY]
-        if self._mistaken:
-            drafts = [(t + (chance + i) % self._mistaken // (self._mistaken - 1)) % 512 for i, t in enumerate(drafts)]
-        return tuple(drafts)
-
-    def _chance(self, context: Sequence[int]) -> int:
-        return zlib.crc32(repr(context[-3:]).encode()) + len(context)
-
-    def forget(self, key: int) -> None: ...
-
-    def close(self) -> None: ...
+def _whole(wanted: TokenRequest) -> list[int]:
+    plain = replace(wanted, prompt_logprobs=None, logprobs=None)
+    return [*wanted.prompt, *wanted.generated, *alone(Job(plain, 0, None, False)).tokens]
 
 
 def speculating(
@@ -79,7 +54,7 @@ def speculating(
 
     runner = FakeRunner(fake_card(block_size=block_size), blocks, steps_ahead=steps_ahead, on_step=note)
     settings = EngineConfig(speculation="ngram", **config)  # type: ignore[arg-type]
-    return CoreDriver(runner, settings, Oracle(wanted, mistaken))
+    return CoreDriver(runner, settings, knowing(wanted, mistaken))
 
 
 @settings(max_examples=150, deadline=None)
@@ -213,22 +188,6 @@ def test_a_drafter_that_recovers_is_tried_again(steps_ahead: int) -> None:
     driver.core._speculator._drafter = oracle
     driver.finish(key)
     assert driver.stats.draft_tokens_accepted > 300
-
-
-class Wrong:
-    """Satisfies ``Drafter``: always expects to be right, and is not."""
-
-    worth = 0.25
-
-    def expects(self, key: int, context: Sequence[int]) -> bool:
-        return True
-
-    def propose(self, asked: Sequence[Query]) -> list[tuple[int, ...]]:
-        return [(0,) * query.limit for query in asked]
-
-    def forget(self, key: int) -> None: ...
-
-    def close(self) -> None: ...
 
 
 @STEPS_AHEAD
