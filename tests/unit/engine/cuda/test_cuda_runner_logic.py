@@ -102,6 +102,18 @@ def test_rows_of_drafts_draw_what_the_reference_answers_alone(name: str, mistake
 
 
 @pytest.mark.parametrize("mistaken", [0, 3])
+def test_a_lone_request_speculates_to_the_same_end(mistaken: int) -> None:
+    name = "llama-gqa-tied"
+    wanted = request(prompt(20), 60)
+    expected = alone(name, wanted).token_ids
+    config = EngineConfig(block_size=16, speculation="ngram")
+    oracle = Oracle([[*wanted.prompt, *expected]], VOCABULARY, mistaken)
+    driver = CoreDriver(cpu_runner(name, rows=32, tokens=64, blocks=32), config, oracle)
+    assert tuple(driver.answer(wanted).tokens) == expected
+    assert driver.stats.steps < 40
+
+
+@pytest.mark.parametrize("mistaken", [0, 3])
 def test_sequences_that_lose_their_blocks_speculate_on_in_others(mistaken: int) -> None:
     name = "llama-gqa-tied"
     wanted = [varied(index, 24, prompt=prompt(20 + index, index)) for index in range(6)]
