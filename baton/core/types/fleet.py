@@ -130,3 +130,4 @@ class Plan:
     local_prefill_max_tokens: int
     reasons: tuple[str, ...] = ()
     attention_window: int | None = None
+    speculation: bool = True  # drafts may be tried where the engine does so
