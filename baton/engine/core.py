@@ -18,6 +18,7 @@ from typing import NamedTuple
 from baton.core.clock import Clock
 from baton.core.errors import BatonError, Expired, InvalidRequest, TransferRejected
 from baton.core.types import EngineStats, FilledBlocks, FinishReason, FirstToken, TokenChunk, TokenLogprob, TokenRequest
+from baton.engine.block_access import readable_blocks, writable_blocks
 from baton.engine.blocks import BlockPool
 from baton.engine.config import EngineConfig
 from baton.engine.drafter import Drafter
@@ -209,38 +210,20 @@ class EngineCore:
 
     def _write(self, command: Write) -> None:
         try:
-            blocks = self._writable(command)
+            blocks = writable_blocks(self._live.get(command.key), command, self._card.format.block_bytes)
         except BatonError as error:
             self._events.append(Refused(command.op, error))
             return
         self._runner.write_blocks(blocks, command.payload)
         self._events.append(Written(command.op))
 
-    def _writable(self, command: Write) -> Blocks[int]:
-        """The blocks a write goes to: only the reservation's own, only before it decodes, only whole ones."""
-        sequence = self._live.get(command.key)
-        if sequence is None or sequence.stage is not Stage.HELD:
-            raise TransferRejected("the request holds no blocks that wait to be written")
-        size = self._card.format.block_bytes
-        count, rest = divmod(len(command.payload), size)
-        if rest or not count:
-            raise TransferRejected(f"payload: {len(command.payload)} bytes are not whole blocks of {size}")
-        first, last = command.first_block, command.first_block + count
-        if first < sequence.hits or last > sequence.context_blocks():
-            raise TransferRejected(
-                f"blocks {first}..{last - 1}: only {sequence.hits}..{sequence.context_blocks() - 1} may be written"
-            )
-        return sequence.blocks[first:last]
-
     def _read(self, command: Read) -> None:
-        sequence = self._live.get(command.key)
-        held = len(sequence.blocks) if sequence is not None else 0
-        first, last = command.first_block, command.first_block + command.block_count
-        if sequence is None or not 0 <= first < last <= held:
-            error = TransferRejected(f"blocks {first}..{last - 1} cannot be read: the request holds {held}")
+        try:
+            blocks = readable_blocks(self._live.get(command.key), command)
+        except BatonError as error:
             self._events.append(Refused(command.op, error))
             return
-        self._events.append(BlocksRead(command.op, self._runner.read_blocks(sequence.blocks[first:last])))
+        self._events.append(BlocksRead(command.op, self._runner.read_blocks(blocks)))
 
     # --- a step -------------------------------------------------------------------------------------------------------
 

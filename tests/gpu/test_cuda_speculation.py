@@ -18,7 +18,8 @@ from baton.engine.cuda.runner import CudaRunner
 from baton.engine.drafter import NgramDrafter
 from baton.engine.model_drafter import ModelDrafter
 from baton.engine.runner import Draw, DrawnToken, Part
-from tests.gpu.gpu_engines import BLOCK, GREEDY, MODELS, PLAIN, Line, Reference, cuda_runner, lines, prefill, step
+from bench.cuda_logits import GREEDY, Line, prefill, step
+from tests.gpu.gpu_engines import BLOCK, MODELS, PLAIN, Reference, cuda_runner, lines
 from tests.unit.engine.core_driver import CoreDriver
 from tests.unit.engine.oracles import Oracle
 
