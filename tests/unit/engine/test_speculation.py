@@ -57,7 +57,7 @@ def speculating(
     return CoreDriver(runner, settings, knowing(wanted, mistaken))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     mix=st.lists(jobs(), min_size=1, max_size=7),
     spare=st.integers(0, 20),
