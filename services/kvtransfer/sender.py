@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from baton.core.api import KvReceiverApi, PrefillRun
 from baton.core.clock import Clock
-from baton.core.errors import BatonError, PeerUnavailable, TransferRejected
+from baton.core.errors import BatonError, InvalidRequest, PeerUnavailable, TransferRejected
 from baton.core.streams import closing
 from baton.core.telemetry import Meter
 from baton.core.types import FilledBlocks, KvChunk, KvConfirmation, KvHandshake, Ticket
@@ -135,6 +135,9 @@ class KvSender:
             raise self._lost(ticket, PeerUnavailable(silent)) from error
         except PeerUnavailable as error:
             raise self._lost(ticket, error) from error.__cause__
+        except InvalidRequest as error:  # our message arrived damaged; it is no verdict on the client's request
+            self._failures.add(cause=error.reason)
+            raise TransferRejected(f"receiver {ticket.receiver_address}: {error.message}") from error
         except BatonError as error:
             self._failures.add(cause=error.reason)
             raise
