@@ -71,10 +71,14 @@ class Fleet:
             for process_id in process_ids:
                 status = self.started[process_id].poll()
                 assert status is None, f"{process_id} ended with {status}: {self.log(process_id).read_text()}"
-            return all(found.get(key) and found[key].state is WorkerState.READY for key in process_ids)
+            return all(key in found and self._is_ready(found[key]) for key in process_ids)
 
         await self.until(all_ready, f"ready: {process_ids}")
         return found
+
+    def _is_ready(self, record: ProcessRecord) -> bool:
+        """And not the record that a killed process of the same id has left behind."""
+        return record.state is WorkerState.READY and record.pid == self.started[record.id].pid
 
     async def until(self, holds: Callable[[], object], what: str) -> None:
         """Poll (``holds`` may be a coroutine function) until true."""

@@ -202,7 +202,7 @@ class Deployment:
         except TimeoutError as error:
             raise AssertionError(f"blocks or requests are left: {last}") from error
         for record in last.values():
-            assert record.state is WorkerState.READY
+            assert record.state is WorkerState.READY, record
             stats = record.stats
             assert stats.free_blocks + stats.cached_blocks == stats.total_blocks, record
 
