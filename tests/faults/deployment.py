@@ -105,6 +105,12 @@ class Deployment:
     stopped: set[str] = field(default_factory=set[str])
     ending: set[str] = field(default_factory=set[str])
 
+    @property
+    def gateway_in_use(self) -> str:
+        """The gateway that ``client`` talks to."""
+        names = [name for name, role in self.roles.items() if role is Role.GATEWAY]
+        return names[self.addresses.index(self.client._address)]
+
     # --- breaking -----------------------------------------------------------------------------------------------------
 
     def signal(self, process_id: str, number: signal.Signals) -> None:
