@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 
 from baton.core.clock import Clock, SystemClock
@@ -71,19 +71,18 @@ def plain_drafter(config: EngineConfig) -> Drafter:
 
 @contextmanager
 def loaded(config: EngineConfig, report: Callable[[str], None]) -> Iterator[tuple[Runner, Drafter]]:
-    """The runner, and the drafter for it, closed at the end. A model that drafts comes first: on a GPU the other one
-    takes the memory that is left."""
+    """The runner, and the drafter for it; every runner is closed at the end.
+
+    A model that drafts comes first: on a GPU the other one takes the memory that is left.
+    """
     with ExitStack() as resources:
-        if config.speculation != "model":
-            drafter = plain_drafter(config)
-            runner = load_runner(config, report)
-        else:
-            draft_runner = load_runner(draft_config(config), report)
-            resources.callback(draft_runner.close)
-            runner = load_runner(config, report)
+        if config.speculation == "model":
+            draft_runner = resources.enter_context(closing(load_runner(draft_config(config), report)))
+            runner = resources.enter_context(closing(load_runner(config, report)))
             drafter = ModelDrafter(draft_runner, runner.card, config)
-        resources.callback(drafter.close)
-        resources.callback(runner.close)
+        else:
+            runner = resources.enter_context(closing(load_runner(config, report)))
+            drafter = plain_drafter(config)
         gc.freeze()  # what loading has made stays to the end: no collection between steps need look through it
         yield runner, drafter
 
