@@ -149,6 +149,7 @@ class EngineBench:
         for _ in range(shape.REQUESTS):
             request = self._request(shape.prompt, 1)
             await self._idle()
+            await self._clock.sleep(shape.IDLE_SECONDS)
             timeline = await self._answer(request)
             times.append(timeline.times[0] - timeline.sent)
         typical = statistics.median(times)

@@ -21,7 +21,7 @@ _NO_WINDOW = 2**31 - 1
 # have more to put together: on an H200 4.8 us instead of 5.5 for one row of 1,024 tokens, and no difference for many.
 _LEAST_PIECES = 8
 
-_PREPARE = (c_int, c_int, c_int, ctypes.POINTER(c_int))
+_PREPARE = (c_int, c_int, c_int, c_int, ctypes.POINTER(c_int))
 _RUN = (
     *(c_void_p, c_int64, c_void_p, c_void_p, c_int64),  # q, its stride, K, V, stride of blocks
     *(c_void_p, c_void_p, c_void_p),  # page table
@@ -115,10 +115,10 @@ class SplitDecode:
         )
 
     def _blocks_of_threads(self, library: CudaLibrary, device: torch.device) -> int:
-        blocks = c_int()
+        blocks, shape = c_int(), self._shape
         with torch.cuda.device(device):
             library.declare("baton_decode_attention_prepare", _PREPARE)(
-                self._shape.kv_dtype.itemsize, self._shape.head_dim, self._shape.group, ctypes.byref(blocks)
+                shape.kv_dtype.itemsize, shape.head_dim, shape.group, self._rows, ctypes.byref(blocks)
             )
         return blocks.value
 

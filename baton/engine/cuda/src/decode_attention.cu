@@ -148,19 +148,16 @@ __global__ void __launch_bounds__(THREADS, 2)
 template <typename Kv, int DIM>
 cudaError_t run(const DecodeArguments& arguments, int blocks, cudaStream_t stream, Overlap overlap) {
   const int bytes = shared_bytes<Kv, DIM>(arguments.group);
-  return launch(decode_attention_kernel<Kv, DIM>, dim3(blocks), dim3(THREADS), bytes, stream, overlap, arguments);
+  return launch_divided(division(arguments.rows), decode_attention_kernel<Kv, DIM>, dim3(blocks), dim3(THREADS), bytes,
+                        stream, overlap, arguments);
 }
 
 template <typename Kv, int DIM>
-cudaError_t prepare(int group, int* blocks) {
+cudaError_t prepare(int group, int rows, int* blocks) {
   int device = 0, processors = 0, resident = 0;
   const int bytes = shared_bytes<Kv, DIM>(group);
   const auto kernel = decode_attention_kernel<Kv, DIM>;
   cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (status == cudaSuccess) {
-    status =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
-  }
   if (status == cudaSuccess) status = cudaGetDevice(&device);
   if (status == cudaSuccess) {
     status = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
@@ -168,7 +165,7 @@ cudaError_t prepare(int group, int* blocks) {
   if (status == cudaSuccess) {
     status = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, THREADS, bytes);
   }
-  *blocks = processors * resident;
+  *blocks = processors * (division(rows) == Division::LARGEST ? resident : 1);
   return status;
 }
 
@@ -186,14 +183,14 @@ __global__ void quantize_kernel(const __nv_bfloat16* from, int64_t from_stride, 
 
 // How many blocks of threads the kernel for this shape should be launched with: as many as run at once. Must be called
 // before the first launch for the shape. `kv_bytes` is 2 for bf16 and 1 for e4m3.
-extern "C" int baton_decode_attention_prepare(int kv_bytes, int head_dim, int group, int* blocks) {
+extern "C" int baton_decode_attention_prepare(int kv_bytes, int head_dim, int group, int rows, int* blocks) {
   using namespace baton;
   using namespace baton::decoding;
   if (group < 1 || group > MAX_GROUP) return cudaErrorInvalidValue;
-  if (kv_bytes == 2 && head_dim == 128) return prepare<__nv_bfloat16, 128>(group, blocks);
-  if (kv_bytes == 2 && head_dim == 64) return prepare<__nv_bfloat16, 64>(group, blocks);
-  if (kv_bytes == 1 && head_dim == 128) return prepare<__nv_fp8_e4m3, 128>(group, blocks);
-  if (kv_bytes == 1 && head_dim == 64) return prepare<__nv_fp8_e4m3, 64>(group, blocks);
+  if (kv_bytes == 2 && head_dim == 128) return prepare<__nv_bfloat16, 128>(group, rows, blocks);
+  if (kv_bytes == 2 && head_dim == 64) return prepare<__nv_bfloat16, 64>(group, rows, blocks);
+  if (kv_bytes == 1 && head_dim == 128) return prepare<__nv_fp8_e4m3, 128>(group, rows, blocks);
+  if (kv_bytes == 1 && head_dim == 64) return prepare<__nv_fp8_e4m3, 64>(group, rows, blocks);
   return cudaErrorInvalidValue;
 }
 
