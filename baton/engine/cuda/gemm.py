@@ -143,9 +143,6 @@ class Gemm:
 
     def _choose_linear(self, rows: int, n: int, k: int, bias: bool) -> Linear:
         product = Product(Kind.BF16, n, k, bias)
-        pieces = self._pieces(product, rows)
-        if len(pieces) > 1:
-            return partial(self._linear_in_pieces, pieces)
         way = self.choices.way(product, rows)
         if isinstance(way, GemvWay) and way.shape in self._usable(rows, k, Epilogue.STORE):
             gemv, few = self._gemv, way.shape
@@ -155,40 +152,7 @@ class Gemm:
         return lambda x, weight, out, bias: run(plan, algorithm, x, weight, out, bias)
 
     def _choose_fp8_linear(self, rows: int, n: int, k: int, bias: bool) -> Fp8Linear:
-        product = Product(Kind.E4M3, n, k, bias)
-        pieces = self._pieces(product, rows)
-        if len(pieces) > 1:
-            return partial(self._fp8_linear_in_pieces, pieces)
-        return partial(self._cublaslt.run, *self._choose_algorithm(product, rows))
-
-    def _pieces(self, product: Product, rows: int) -> list[slice]:
-        """The rows of the launches that compute the product."""
-        piece = self.choices.piece_rows(product, rows)
-        return [slice(start, min(start + piece, rows)) for start in range(0, rows, piece)]
-
-    def _linear_in_pieces(
-        self,
-        pieces: Sequence[slice],
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        out: torch.Tensor,
-        bias: torch.Tensor | None,
-    ) -> None:
-        for piece in pieces:
-            self.linear(x[piece], weight, out[piece], bias)
-
-    def _fp8_linear_in_pieces(
-        self,
-        pieces: Sequence[slice],
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        out: torch.Tensor,
-        bias: torch.Tensor | None,
-        x_scale: torch.Tensor,
-        weight_scale: torch.Tensor,
-    ) -> None:
-        for piece in pieces:
-            self.linear_fp8(x[piece], x_scale[piece], weight, weight_scale, out[piece], bias)
+        return partial(self._cublaslt.run, *self._choose_algorithm(Product(Kind.E4M3, n, k, bias), rows))
 
     def _choose_algorithm(self, product: Product, rows: int) -> tuple[int, bytes | None]:
         """The plan, and the algorithm measured for about as many rows if it can compute ``rows`` as well."""

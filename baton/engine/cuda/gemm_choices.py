@@ -49,9 +49,6 @@ class GemvWay:
 
 Way = LtWay | GemvWay
 
-_WORTH_CUTTING = 0.98  # pieces must take less than this share of the whole's time: they are more launches, too
-_LEAST_PIECE = 1024  # rows; below them the pieces' launches would count
-
 
 @dataclass(slots=True)
 class Choices:
@@ -66,28 +63,6 @@ class Choices:
         """The way measured for the fewest rows that are at least ``rows``, else for the most; None: never measured."""
         measured = _nearest([known for of, known in self.products if of == product], rows)
         return None if measured is None else self.products[product, measured]
-
-    def piece_rows(self, product: Product, rows: int) -> int:
-        """Rows to compute at a time; ``rows`` unless equal pieces of a measured size were faster than the whole.
-
-        Of large products cublasLt's tiles find less and less of x in the L2 cache.
-        """
-        whole = self._microseconds_per_row(product, rows)
-        if whole is None:
-            return rows
-        pieces = {
-            known: way.microseconds / known
-            for (of, known), way in self.products.items()
-            if of == product and _LEAST_PIECE <= known < rows
-        }
-        best = min(pieces, key=pieces.__getitem__, default=rows)
-        if best == rows or pieces[best] > _WORTH_CUTTING * whole:
-            return rows
-        return -(-rows // -(-rows // best))
-
-    def _microseconds_per_row(self, product: Product, rows: int) -> float | None:
-        measured = _nearest([known for of, known in self.products if of == product], rows)
-        return None if measured is None else self.products[product, measured].microseconds / measured
 
     def fused_way(self, product: FusedProduct, rows: int) -> GemvWay | None:
         measured = _nearest([known for of, known in self.fused if of == product], rows)

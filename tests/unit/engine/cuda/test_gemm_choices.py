@@ -61,32 +61,3 @@ def test_rows_between_two_measurements_take_the_larger(rows: int, expected: Gemv
 def test_what_was_never_measured_has_no_way() -> None:
     assert some_choices().way(replace(PRODUCT, n=1), 1) is None
     assert some_choices().fused_way(replace(FUSED, kind=Kind.BF16), 1) is None
-
-
-def timed(**microseconds: float) -> Choices:
-    """Choices with one product, measured at ``rN`` rows."""
-    choices = Choices("NVIDIA H200", 130_000)
-    choices.products = {(PRODUCT, int(rows[1:])): LtWay(bytes(64), time) for rows, time in microseconds.items()}
-    return choices
-
-
-@pytest.mark.parametrize(
-    ("rows", "piece"),
-    [(8192, 2048), (8191, 2048), (6000, 2000), (4096, 2048), (3000, 1500), (2048, 2048), (1024, 1024), (300, 300)],
-)
-def test_large_products_are_cut_where_pieces_were_faster(rows: int, piece: int) -> None:
-    choices = timed(r256=30, r1024=110, r2048=200, r4096=450, r8192=1000)
-    assert choices.piece_rows(PRODUCT, rows) == piece
-
-
-def test_products_stay_whole_where_pieces_gain_next_to_nothing() -> None:
-    assert timed(r1024=100, r2048=199, r4096=397).piece_rows(PRODUCT, 4096) == 4096
-    assert timed(r512=40, r1024=100).piece_rows(PRODUCT, 1024) == 1024, "pieces below 1,024 rows are not considered"
-    assert some_choices().piece_rows(replace(PRODUCT, n=1), 8192) == 8192, "never measured"
-
-
-@pytest.mark.parametrize("rows", [1025, 2049, 4097, 5000, 8192, 20_000])
-def test_the_pieces_of_a_piece_are_whole(rows: int) -> None:
-    choices = timed(r1024=110, r2048=200, r4096=450, r8192=1000)
-    piece = choices.piece_rows(PRODUCT, rows)
-    assert choices.piece_rows(PRODUCT, piece) == piece
