@@ -29,6 +29,7 @@ class Line:
     draw: Draw = field(default_factory=lambda: Draw(GREEDY, 1))
     computed: int = 0
     in_flight: int = 0
+    window: int | None = None
 
     def part(self, rows: int) -> Part:
         """The next ``rows`` rows. Draws when they end the context."""
@@ -36,7 +37,8 @@ class Line:
         self.computed = end
         draws = end == len(self.tokens) + self.in_flight
         self.in_flight += draws
-        return Part(self.key, self.tokens, start, end, self.blocks, self.draw if draws else None)
+        draw = self.draw if draws else None
+        return Part(self.key, self.tokens, start, end, self.blocks, draw, window=self.window)
 
     def take(self, token_id: int | None) -> None:
         """The token of a part that drew has arrived."""

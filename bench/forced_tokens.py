@@ -43,7 +43,8 @@ class DecoderLogits:
         self._device = device
         self._kv_dtype = kv_dtype or decoder.dtype
 
-    def rows(self, tokens: Sequence[int], first: int) -> torch.Tensor:
+    def rows(self, tokens: Sequence[int], first: int, window: int | None = None) -> torch.Tensor:
+        """``window``: tokens that a row sees at most; None: as the model."""
         count = len(tokens)
         blocks = -(-count // BLOCK)
         step = PackedStep(
@@ -52,6 +53,7 @@ class DecoderLogits:
             seq_starts=torch.tensor([0, count], dtype=torch.int32),
             block_tables=torch.arange(blocks, dtype=torch.int32)[None],
             logit_rows=torch.arange(first, count, dtype=torch.int32),
+            windows=None if window is None else torch.tensor([window], dtype=torch.int32),
         )
         return self._decoder.forward(
             step, allocate_pool(self._decoder.spec, blocks, BLOCK, self._kv_dtype, self._device)

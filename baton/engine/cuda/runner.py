@@ -17,13 +17,13 @@ import torch
 from baton.core.clock import SystemClock
 from baton.core.types import ModelCard
 from baton.engine import kvcache
-from baton.engine.cuda.attention import PrefillAttention
 from baton.engine.cuda.attention_shape import ChunkTable, PageTable
 from baton.engine.cuda.batch import Batch, PackedBatch
 from baton.engine.cuda.decoder import Attend, CudaDecoder, StepRows
 from baton.engine.cuda.draft_rows import with_draft_rows
 from baton.engine.cuda.flight import DrawnScores, Flight, PromptScores, Slot, alternatives
 from baton.engine.cuda.graphs import DecodeStep
+from baton.engine.cuda.prefill_attention import PrefillAttention
 from baton.engine.cuda.sampler import DeviceSampler
 from baton.engine.cuda.scores import SCORED_ROWS, indices, queue_scores
 from baton.engine.cuda.step_arrays import Ints, StepArrays, StepLayout
@@ -187,7 +187,7 @@ class CudaRunner:
         if packed.rows:
             m.steps[packed.bucket].plan(staged.row_pages[: packed.bucket + 1])
         if packed.chunks:
-            m.prefill.plan(_chunk_table(staged, packed), _chunk_table(m.buffer.arrays, packed))
+            m.prefill.plan(list(_chunk_tables(staged, packed)), list(_chunk_tables(m.buffer.arrays, packed)))
 
     def _attend_whole(self, packed: PackedBatch) -> Attend:
         """Attention of a step with chunks: the decode rows first, since their padding spills into the chunks' rows."""
@@ -228,12 +228,15 @@ class CudaRunner:
         return DrawnScores(asking, queue_scores(logits, rows, self._machinery.results[0][rows], most))
 
 
-def _chunk_table(arrays: StepArrays[Any], packed: PackedBatch) -> ChunkTable[Any]:
-    """The chunks' part of the arrays, on the host or on the device."""
-    chunks = packed.chunks
-    pages = PageTable(
-        arrays.chunk_pages[: chunks + 1],
-        arrays.block_ids[packed.chunk_blocks : packed.blocks],
-        arrays.chunk_last_page[:chunks],
-    )
-    return ChunkTable(arrays.chunk_starts[: chunks + 1], pages)
+def _chunk_tables(arrays: StepArrays[Any], packed: PackedBatch) -> Iterator[ChunkTable[Any]]:
+    """The chunks' part of the arrays, on the host or on the device, group by group."""
+    first = 0
+    for index, (window, chunks) in enumerate(packed.groups):
+        last = first + chunks
+        pages = PageTable(
+            arrays.chunk_pages[first : last + 1],
+            arrays.block_ids[packed.chunk_blocks : packed.blocks],
+            arrays.chunk_last_page[first:last],
+        )
+        yield ChunkTable(arrays.chunk_starts[first + index : last + index + 1], pages, window)
+        first = last

@@ -4,6 +4,8 @@
 // of threads, wherever the cuts fall. So every multiprocessor reads the same number of bytes whatever the lengths, and
 // the host plans nothing: the page table's own prefix sum says where a share begins. A pair that several blocks share
 // is put together by the block that finishes last, in the order of the shares, so that no result depends on timing.
+// Of a row with a window the table names the pages in which it sees something; `hidden` counts what it does not see of
+// the first one.
 //
 // Inside a block each warp takes every fourth piece, with its own pipeline of asynchronous copies; warps meet only at
 // the end of a pair. Scores and sums run on the tensor cores (m16n8k16), with the group's heads as rows of the tile.
@@ -123,7 +125,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     Accumulator<Kv, DIM> accumulator;
     accumulator.start(
         arguments.q + pair.row * arguments.q_stride + pair.head * arguments.group * DIM, arguments.group, lane);
-    const int oldest = max(pair.length - arguments.window, 0);
+    const int oldest = pair.hidden;
     for (const int stop = min(pair.end, end); piece < stop; piece += WARPS) {
       feeder.feed();
       wait_for_copies<L::STAGES - 1>();
@@ -196,8 +198,8 @@ extern "C" int baton_decode_attention_prepare(int kv_bytes, int head_dim, int gr
 
 extern "C" int baton_decode_attention(const void* q, int64_t q_stride, const void* k, const void* v,
                                       int64_t block_stride, const int* indptr, const int* indices, const int* last_page,
-                                      void* out, float* parts, int* arrivals, int rows, int kv_heads, int group,
-                                      int head_dim, int block_size, int kv_bytes, int window, int least_pieces,
+                                      const int* hidden, void* out, float* parts, int* arrivals, int rows, int kv_heads,
+                                      int group, int head_dim, int block_size, int kv_bytes, int least_pieces,
                                       float scale, float v_scale, int blocks, int overlap, cudaStream_t stream) {
   using namespace baton;
   using namespace baton::decoding;
@@ -209,6 +211,7 @@ extern "C" int baton_decode_attention(const void* q, int64_t q_stride, const voi
                                   indptr,
                                   indices,
                                   last_page,
+                                  hidden,
                                   static_cast<__nv_bfloat16*>(out),
                                   parts,
                                   arrivals,
@@ -216,7 +219,6 @@ extern "C" int baton_decode_attention(const void* q, int64_t q_stride, const voi
                                   kv_heads,
                                   group,
                                   block_size,
-                                  window,
                                   least_pieces,
                                   scale * 1.4426950408889634f,
                                   v_scale};
