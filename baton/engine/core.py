@@ -66,7 +66,7 @@ class EngineCore:
         self._card = runner.card
         self._clock = clock
         self._limits = EngineLimits(runner.card, runner.total_blocks)
-        self._pool = BlockPool(runner.total_blocks)
+        self._pool = BlockPool(runner.total_blocks, int(config.cache_keep_share * runner.total_blocks))
         self._speculator = Speculator(drafter, config)
         self._scheduler = Scheduler(self._pool, config, clock, self._speculator)
         self._live: dict[int, Sequence] = {}
@@ -99,6 +99,7 @@ class EngineCore:
             free_blocks=self._pool.free,
             held_blocks=self._pool.held,
             cached_blocks=self._pool.cached,
+            kept_blocks=self._pool.kept,
             waiting=self._scheduler.waiting,
             running=self._scheduler.running,
             steps=self._steps,
@@ -299,8 +300,8 @@ class EngineCore:
             self._on_drawn(sequence, token_id, detail)
 
     def _advance(self, sequence: Sequence, end: int) -> None:
-        for block, name in sequence.advance(end):
-            self._pool.publish(block, name)
+        for block, name, cache_class in sequence.advance(end):
+            self._pool.publish(block, name, cache_class)
 
     def _announce(self, sequence: Sequence) -> None:
         """Report the blocks of a prefill that have become final; the last one may be partly filled."""

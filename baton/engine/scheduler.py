@@ -102,6 +102,7 @@ class Scheduler:
                 break
             self._waiting.pop(0)
             sequence.give_blocks(allocation)
+            self._pool.keep(sequence.kept_hits)
             if not sequence.is_prefill and not sequence.preemptions:
                 sequence.stage = Stage.HELD
                 self._resting += 1
@@ -176,7 +177,7 @@ class Scheduler:
             if not budget:
                 break
             if sequence.stage is Stage.RUNNING:
-                chunk = min(sequence.length - sequence.launched, budget)
+                chunk = min(sequence.length - sequence.launched, budget, sequence.max_chunk)
                 step.add(sequence, chunk)
                 budget -= chunk
         return budget

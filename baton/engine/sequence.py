@@ -6,7 +6,16 @@ from collections.abc import Iterable
 from enum import StrEnum
 
 from baton.core.blockhash import child_hash, root_hash
-from baton.core.types import FinishReason, FirstToken, ModelCard, Module, TokenLogprob, TokenRequest, Usage
+from baton.core.types import (
+    CacheClass,
+    FinishReason,
+    FirstToken,
+    ModelCard,
+    Module,
+    TokenLogprob,
+    TokenRequest,
+    Usage,
+)
 from baton.engine.blocks import Allocation
 from baton.engine.runner import Draw, Part
 
@@ -75,6 +84,9 @@ class Sequence:
         )
         self._hashes: list[bytes] = []
         self.prompt_length = len(request.prompt)
+        self.max_chunk = request.max_chunk_tokens or card.context_length  # tokens of it in one step
+        self._cache_class = request.cache.cache_class
+        self._keep_blocks = min(request.cache.keep_tokens, self.prompt_length) // self.block_size
         self._first_output = len(self.context)
         stop = request.stop
         self._full_length = self.prompt_length + stop.max_tokens
@@ -142,6 +154,12 @@ class Sequence:
         if not self.delivered:
             del self.prompt_logprobs[1:]  # of an earlier attempt: they are owed again
 
+    @property
+    def kept_hits(self) -> list[int]:
+        """Blocks found in the prefix cache that this request wants kept."""
+        kept = self.hits if self._cache_class is CacheClass.KEEP else min(self.hits, self._keep_blocks)
+        return self.blocks[:kept]
+
     def add_block(self, block: int) -> None:
         self.blocks.append(block)
         self.capacity += self.block_size
@@ -152,17 +170,20 @@ class Sequence:
         self.computed = self.launched = self.capacity = self.hits = self.published = 0
         return blocks
 
-    def advance(self, end: int) -> Iterable[tuple[int, bytes]]:
+    def advance(self, end: int) -> Iterable[tuple[int, bytes, CacheClass]]:
         """The context is computed up to ``end``. Returns full blocks that have not been offered to the prefix cache
-        yet, with their names."""
+        yet, with their names and classes."""
         self.computed = end
         full = end // self.block_size
         if full <= self.published:
             return ()
-        names = self._hashes_to(full)[self.published :]
-        fresh = list(zip(self.blocks[self.published : full], names, strict=True))
-        self.published = full
-        return fresh
+        first, self.published = self.published, full
+        if self._cache_class is CacheClass.NONE:
+            full = min(full, self._keep_blocks)
+        names = self._hashes_to(full)[first:]
+        kept = self._keep_blocks - first
+        classes = (CacheClass.KEEP if i < kept else self._cache_class for i in range(len(names)))
+        return list(zip(self.blocks[first:full], names, classes, strict=True))
 
     def _hashes_to(self, count: int) -> list[bytes]:
         for i in range(len(self._hashes), count):

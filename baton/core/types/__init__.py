@@ -20,6 +20,7 @@ from baton.core.types.fleet import (
     ModelCard,
     Module,
     Plan,
+    PlanLimits,
     PlanQuery,
     ProcessRecord,
     Role,
@@ -27,6 +28,8 @@ from baton.core.types.fleet import (
 )
 from baton.core.types.tokens import (
     Attempt,
+    CacheClass,
+    CachePolicy,
     FinishReason,
     FirstToken,
     Placement,
@@ -49,6 +52,8 @@ from baton.core.types.transfer import (
 
 __all__ = [
     "Attempt",
+    "CacheClass",
+    "CachePolicy",
     "Candidate",
     "ChatMessage",
     "DecodeRequest",
@@ -67,6 +72,7 @@ __all__ = [
     "Module",
     "Placement",
     "Plan",
+    "PlanLimits",
     "PlanQuery",
     "PrefillMode",
     "PrefillRequest",
