@@ -79,7 +79,7 @@ class BlockPool:
         """Blocks that can be allocated now: free ones, and cached ones after eviction."""
         return len(self._free) + len(self._idle)
 
-    def allocate(self, hashes: Sequence[bytes], count: int) -> Allocation | None:
+    def allocate(self, hashes: Iterable[bytes], count: int) -> Allocation | None:
         """``count`` blocks of which as many leading ones as possible are cached under ``hashes``; None: too few."""
         shared = self._match(hashes)
         if not self._suffices(shared, count):
@@ -88,7 +88,7 @@ class BlockPool:
             self._hold(block)
         return Allocation(shared + self._take(count - len(shared)), len(shared))
 
-    def can_allocate(self, hashes: Sequence[bytes], count: int) -> bool:
+    def can_allocate(self, hashes: Iterable[bytes], count: int) -> bool:
         """Whether ``allocate`` would succeed now."""
         return count <= self.available or self._suffices(self._match(hashes), count)
 
@@ -160,7 +160,7 @@ class BlockPool:
         self._pending.clear()
         return BlockChange(self._sequence, added, removed)
 
-    def _match(self, hashes: Sequence[bytes]) -> list[int]:
+    def _match(self, hashes: Iterable[bytes]) -> list[int]:
         found: list[int] = []
         for content in hashes:
             block = self._block_of.get(content)

@@ -87,6 +87,11 @@ class EngineCore:
         return bool(self._events or self._flights) or self._scheduler.has_work
 
     @property
+    def in_flight(self) -> bool:
+        """A step has been launched whose results have not been collected."""
+        return bool(self._flights)
+
+    @property
     def has_news(self) -> bool:
         """The next report would tell a request something."""
         return bool(self._events or self._drawn_keys)
@@ -254,6 +259,8 @@ class EngineCore:
         self._pool.launch(self._steps)
         self._runner.launch(step.parts)
         self._flights.append(Flight(self._steps, step))
+        for sequence in step.chunked:
+            sequence.name_blocks()
         return True
 
     def _collect(self) -> None:
