@@ -103,8 +103,8 @@ class CudaRunner:
                     drawn = self._score_drawn(parts, packed, self._draw(packed, hidden))
             else:
                 drawn = self._score_drawn(parts, packed, self._launch_rows(packed, staged))
+            self._timer.end()  # before what ``collect`` waits for, or the step's end could still be to come then
             slot.queue()
-            self._timer.end()
         self._flights.append(Flight(slot, parts, launched, packed, drawn, prompts))
 
     def collect(self) -> StepResult:
