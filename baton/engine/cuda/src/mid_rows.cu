@@ -132,11 +132,6 @@ struct Block {
   }
 };
 
-template <int THREADS>
-__device__ __forceinline__ void sync_consumers() {
-  asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
-}
-
 template <typename S>
 __global__ void __launch_bounds__(S::THREADS, S::RESIDENT)
     mid_rows_kernel(const __grid_constant__ CUtensorMap weight, const __grid_constant__ CUtensorMap x, const Product p) {
@@ -173,12 +168,12 @@ __global__ void __launch_bounds__(S::THREADS, S::RESIDENT)
   const int group = thread / GROUP_THREADS;
   float sums[S::COLUMNS / 2];
   block.consume(sums, group);
-  sync_consumers<S::CONSUMERS>();  // all have read the stages, whose place the parts take
+  sync_threads<S::CONSUMERS>();  // all have read the stages, whose place the parts take
   leave_part<S::WEIGHT_ROWS, S::COLUMNS>(block.stages, sums, group * GROUP_ROWS);
   if (clustered)
     sync_cluster();
   else
-    sync_consumers<S::CONSUMERS>();
+    sync_threads<S::CONSUMERS>();
   write_share<typename S::Value, S::WEIGHT_ROWS, S::COLUMNS, S::PAIR, S::CONSUMERS>(p, terms, block.stages, block.first,
                                                                                    block.split, block.pair);
   if (clustered) meet_cluster();  // a block's shared memory must outlive what the others read there

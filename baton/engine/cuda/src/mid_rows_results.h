@@ -50,10 +50,6 @@ struct Terms {
   }
 };
 
-__device__ __forceinline__ void store_shared(uint32_t address, float value) {
-  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
-}
-
 // Leaves the sums of one warpgroup, of the weight rows from `first` of the tile on, at `part`.
 template <int WEIGHT_ROWS, int COLUMNS>
 __device__ __forceinline__ void leave_part(uint32_t part, const float (&sums)[COLUMNS / 2], int first) {
@@ -62,10 +58,10 @@ __device__ __forceinline__ void leave_part(uint32_t part, const float (&sums)[CO
   const uint32_t to = part + 4 * (lane % 4 * 2 * PITCH + first + warp * 16 + lane / 4);
 #pragma unroll
   for (int j = 0; j < COLUMNS / 8; ++j) {
-    store_shared(to + 4 * (8 * j * PITCH), sums[4 * j]);
-    store_shared(to + 4 * ((8 * j + 1) * PITCH), sums[4 * j + 1]);
-    store_shared(to + 4 * (8 * j * PITCH + 8), sums[4 * j + 2]);
-    store_shared(to + 4 * ((8 * j + 1) * PITCH + 8), sums[4 * j + 3]);
+    store_at(to + 4 * (8 * j * PITCH), sums[4 * j]);
+    store_at(to + 4 * ((8 * j + 1) * PITCH), sums[4 * j + 1]);
+    store_at(to + 4 * (8 * j * PITCH + 8), sums[4 * j + 2]);
+    store_at(to + 4 * ((8 * j + 1) * PITCH + 8), sums[4 * j + 3]);
   }
 }
 

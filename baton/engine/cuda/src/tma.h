@@ -61,6 +61,12 @@ struct Ring {
   }
 };
 
+// The first COUNT threads of a block meet.
+template <int COUNT>
+__device__ __forceinline__ void sync_threads() {
+  asm volatile("bar.sync 1, %0;" ::"n"(COUNT) : "memory");
+}
+
 // ---------------------------------------------------------------------------------------------------------- clusters
 
 // All threads of the cluster meet. What was written before is not necessarily seen by the others.
@@ -86,6 +92,10 @@ __device__ __forceinline__ uint32_t address_at(uint32_t address, int rank) {
   uint32_t there;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
   return there;
+}
+
+__device__ __forceinline__ void store_at(uint32_t address, float value) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
 }
 
 __device__ __forceinline__ float4 load_from(uint32_t address) {
