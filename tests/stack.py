@@ -31,6 +31,7 @@ from baton.engine.client import threaded_engine
 from baton.engine.config import EngineConfig
 from baton.engine.fake import FakeRunner, fake_card
 from baton.engine.runner import Runner
+from baton.engine.sharedpool import shared_pool_memory
 from baton.state.registry import MemoryRegistry
 from gateway.fleet import FleetView
 from gateway.keys import KeyRing, new_key, new_server_secret
@@ -39,6 +40,7 @@ from gateway.prompt import ModelText, Prompts
 from gateway.relay import RelayPolicy
 from gateway.service import Gateway, GatewayPolicy
 from services.kvtransfer.config import KvTransferConfig
+from services.kvtransfer.shm import shared_memory
 from services.planner.config import PlannerConfig
 from services.planner.service import Planner
 from services.worker.parts import build_parts
@@ -97,11 +99,13 @@ class Stack:
         engine = await life.enter_async_context(threaded_engine(runner, self.engine))
         address = life.enter_context(self.joined.address(worker_id))
         me = Candidate(worker_id, address, epoch or 1000 + len(self.workers))
+        shared = life.enter_context(shared_memory(engine, me.epoch, self.kvtransfer))
         parts = build_parts(
             engine,
             me,
             receivers=self.joined.receiver,
             prefill_peers=self.joined.prefill,
+            shared=shared,
             kvtransfer=self.kvtransfer,
             meter=SilentMeter(),
             clock=SystemClock(),
@@ -114,7 +118,8 @@ class Stack:
 
     def _fake_runner(self, gate: StepGate) -> Runner:
         card = fake_card(block_size=self.engine.block_size)
-        return FakeRunner(card, self.engine.kv_blocks, steps_ahead=self.steps_ahead, on_step=gate)
+        memory = shared_pool_memory(self.engine.kv_blocks, card.format)
+        return FakeRunner(card, self.engine.kv_blocks, steps_ahead=self.steps_ahead, on_step=gate, memory=memory)
 
     def _gateway(self) -> Gateway:
         _, key = new_key("tests", "acme")

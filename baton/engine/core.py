@@ -22,15 +22,19 @@ from baton.engine.config import EngineConfig
 from baton.engine.limits import EngineLimits
 from baton.engine.messages import (
     Admitted,
+    Attach,
     BlocksRead,
     Command,
     Decode,
+    Detach,
     Drawn,
     Event,
     Failed,
     Filled,
     First,
     Prefill,
+    Pull,
+    Pulled,
     Read,
     Refused,
     Release,
@@ -43,8 +47,10 @@ from baton.engine.messages import (
 from baton.engine.runner import PartDetail, Runner
 from baton.engine.scheduler import Scheduler, Step
 from baton.engine.sequence import Sequence, Stage, Work
+from baton.engine.sharedpool import PeerPools
 
 NO_DETAIL = PartDetail()
+NO_PEERS = PeerPools(None)
 
 
 class Flight(NamedTuple):
@@ -57,8 +63,10 @@ class Flight(NamedTuple):
 class EngineCore:
     """Both kinds of work in one batch: answers (Reserve, then Decode) and prefills."""
 
-    def __init__(self, runner: Runner, config: EngineConfig, clock: Clock) -> None:
+    def __init__(self, runner: Runner, config: EngineConfig, clock: Clock, peers: PeerPools = NO_PEERS) -> None:
+        """``peers``: where the pools come from that blocks are pulled out of."""
         self._runner = runner
+        self._peers = peers
         self._card = runner.card
         self._clock = clock
         self._limits = EngineLimits(runner.card, runner.total_blocks)
@@ -163,6 +171,12 @@ class EngineCore:
                 self._write(command)
             case Read():
                 self._read(command)
+            case Pull():
+                self._pull(command)
+            case Attach(source):
+                self._peers.attach(source)
+            case Detach(source):
+                self._peers.detach(source)
             case Release(key):
                 sequence = self._live.pop(key, None)
                 if sequence is not None:
@@ -199,25 +213,41 @@ class EngineCore:
             self._finish(sequence, TokenChunk(finish=finish, usage=sequence.usage()))
 
     def _write(self, command: Write) -> None:
+        size = self._card.format.block_bytes
+        count, rest = divmod(len(command.payload), size)
         try:
-            blocks = self._writable(command)
+            if rest:
+                raise TransferRejected(f"payload: {len(command.payload)} bytes are not whole blocks of {size}")
+            blocks = self._writable(command.key, command.first_block, count)
         except BatonError as error:
             self._events.append(Refused(command.op, error))
             return
         self._runner.write_blocks(blocks, command.payload)
         self._events.append(Written(command.op))
 
-    def _writable(self, command: Write) -> Blocks[int]:
-        """The blocks a write goes to: only the reservation's own, only before it decodes, only whole ones."""
-        sequence = self._live.get(command.key)
+    def _pull(self, command: Pull) -> None:
+        try:
+            blocks = self._writable(command.key, command.first_block, len(command.source_blocks))
+            digests = self._peers.pull(
+                self._runner.memory,
+                blocks,
+                command.source,
+                command.source_blocks,
+                command.first_block,
+                command.filled,
+            )
+        except BatonError as error:
+            self._events.append(Refused(command.op, error))
+        else:
+            self._events.append(Pulled(command.op, digests))
+
+    def _writable(self, key: int, first: int, count: int) -> Blocks[int]:
+        """The blocks a write goes to: only the reservation's own, and only before it decodes."""
+        sequence = self._live.get(key)
         if sequence is None or sequence.stage is not Stage.HELD:
             raise TransferRejected("the request holds no blocks that wait to be written")
-        size = self._card.format.block_bytes
-        count, rest = divmod(len(command.payload), size)
-        if rest or not count:
-            raise TransferRejected(f"payload: {len(command.payload)} bytes are not whole blocks of {size}")
-        first, last = command.first_block, command.first_block + count
-        if first < sequence.hits or last > sequence.context_blocks():
+        last = first + count
+        if not count or first < sequence.hits or last > sequence.context_blocks():
             raise TransferRejected(
                 f"blocks {first}..{last - 1}: only {sequence.hits}..{sequence.context_blocks() - 1} may be written"
             )
@@ -240,7 +270,8 @@ class EngineCore:
             return  # its front knows nothing of the interruption
         self._prompt_cached += sequence.usage().cached_tokens
         starts_itself = sequence.starts_itself
-        self._events.append(Admitted(sequence.key, sequence.computed, starts_itself))
+        blocks = tuple(sequence.blocks) if sequence.is_prefill else ()
+        self._events.append(Admitted(sequence.key, sequence.computed, starts_itself, blocks))
         if starts_itself:
             self._scheduler.start(sequence)
         if sequence.is_prefill:
