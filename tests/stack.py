@@ -60,6 +60,8 @@ class Stack:
 
     steps_ahead: ClassVar[int] = 0  # of the fake engines; a test module may run under both
 
+    transports: ClassVar[tuple[str, ...]] = ("shm", "tcp")  # that its workers may use
+
     prefill: int = 1
     decode: int = 1
     engine: EngineConfig = ENGINE
@@ -99,14 +101,15 @@ class Stack:
         engine = await life.enter_async_context(threaded_engine(runner, self.engine))
         address = life.enter_context(self.joined.address(worker_id))
         me = Candidate(worker_id, address, epoch or 1000 + len(self.workers))
-        shared = life.enter_context(shared_memory(engine, me.epoch, self.kvtransfer))
+        kvtransfer = replace(self.kvtransfer, transports=self.transports)
+        shared = life.enter_context(shared_memory(engine, me.epoch, kvtransfer))
         parts = build_parts(
             engine,
             me,
             receivers=self.joined.receiver,
             prefill_peers=self.joined.prefill,
             shared=shared,
-            kvtransfer=self.kvtransfer,
+            kvtransfer=kvtransfer,
             meter=SilentMeter(),
             clock=SystemClock(),
         )

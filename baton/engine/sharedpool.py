@@ -12,7 +12,6 @@ import mmap
 import os
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 import xxhash
 
@@ -94,11 +93,15 @@ class MappedPool:
         self.view = memoryview(self._map)
 
     def close(self) -> None:
-        """The memory is unmapped now, or with the last part of ``view`` that somebody still reads."""
-        os.close(self.fd)
+        """Nobody is given it any more. It is unmapped when nothing refers to ``view`` any more, which readers may."""
+        fd, self.fd = self.fd, -1
+        os.close(fd)
+
+    def unmap(self) -> None:
+        """``close``, and nothing can be read any more."""
+        self.close()
         self.view.release()
-        with suppress(BufferError):
-            self._map.close()
+        self._map.close()
 
 
 class Descriptors:
@@ -142,7 +145,7 @@ class PeerPools:
     def detach(self, source: int) -> None:
         pool = self._pools.pop(source, None)
         if pool is not None:
-            pool.close()
+            pool.unmap()
 
     def pull(
         self,

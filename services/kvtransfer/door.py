@@ -132,7 +132,7 @@ class PoolDoor:
             self._sources[epoch] = Source(self._engine.attach(pool.fd), caller)
         finally:
             if pool is not None:
-                pool.close()
+                pool.unmap()
 
     def _leave(self, caller: socket.socket) -> None:
         """The caller has gone, or has to go; nothing of it stays mapped."""

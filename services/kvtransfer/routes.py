@@ -53,9 +53,10 @@ class Routes:
             raise error
         self._resting = {each: until for each, until in self._resting.items() if until > now}
         self._resting[key] = now + self._rest
-        self._fallbacks.add(**{"from": transport.name, "to": left[0].name, "cause": cause})
-        details = {"peer": receiver.worker_id, "from": transport.name.value, "to": left[0].name.value}
-        log.warning("transport fallback", extra={**details, "error": error.message})
+        labels = {"from": transport.name.value, "to": left[0].name.value}
+        self._fallbacks.add(1, **labels, cause=cause)
+        details = {"peer": receiver.worker_id, "cause": cause, "error": error.message}
+        log.warning("transport fallback", extra={**labels, **details})
 
     def _open_to(self, receiver: KvHandshake) -> list[Outgoing]:
         now, theirs = self._clock.now(), spoken(receiver)

@@ -98,7 +98,10 @@ class KvSender:
                     await slots.acquire()
                     group.create_task(hand_over(blocks))
         except ExceptionGroup as failures:
-            raise _cause(failures) from failures
+            cause = _cause(failures)
+            if isinstance(cause, TransportUnavailable):  # there is no way to what it said it was: ask it anew
+                self._known.pop((ticket.receiver_address, ticket.receiver_epoch), None)
+            raise cause from failures
         return shipped
 
     async def _hand_over(self, ticket: Ticket, receiver: KvHandshake, run: PrefillRun, blocks: FilledBlocks) -> int:

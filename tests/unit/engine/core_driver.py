@@ -22,6 +22,7 @@ from baton.engine.messages import (
     Filled,
     First,
     Prefill,
+    Pulled,
     Read,
     Refused,
     Release,
@@ -171,6 +172,8 @@ class CoreDriver:
                 self.replies[op] = None
             case BlocksRead(op, payload):
                 self.replies[op] = payload
+            case Pulled(op, digests):
+                self.replies[op] = b"".join(digests)
             case Refused(op, error):
                 self.replies[op] = error
 
