@@ -30,6 +30,7 @@ from services.kvtransfer.config import KvTransferConfig
 from services.kvtransfer.handshake import identity
 from services.kvtransfer.receiver import KvReceiver
 from services.kvtransfer.shm import host_name, shared_memory
+from services.kvtransfer.staging import staging
 from services.kvtransfer.tcp import TcpIncoming
 
 EPOCH = 2
@@ -96,7 +97,8 @@ async def _serve(engine_config: EngineConfig, config: KvTransferConfig) -> None:
         shared = stack.enter_context(shared_memory(engine, EPOCH, config))
         hello = identity(RECEIVER, EPOCH, engine.card, config.transports, host_name())
         answer = hello if shared is None else replace(hello, door=shared.door.invitation)
-        tcp = TcpIncoming(engine.card.format, config.checksum_policy)
+        staged = stack.enter_context(staging(engine, engine.card.format, config.staging_bytes))
+        tcp = TcpIncoming(engine.card.format, config.checksum_policy, staged)
         shm = None if shared is None else shared.incoming
         receiver = KvReceiver(answer, RECEIVER, tcp, shm, meter=SilentMeter(), clock=SystemClock())
         server = await stack.enter_async_context(

@@ -41,6 +41,7 @@ from gateway.relay import RelayPolicy
 from gateway.service import Gateway, GatewayPolicy
 from services.kvtransfer.config import KvTransferConfig
 from services.kvtransfer.shm import shared_memory
+from services.kvtransfer.staging import staging
 from services.planner.config import PlannerConfig
 from services.planner.service import Planner
 from services.worker.parts import build_parts
@@ -49,7 +50,11 @@ from tests.gates import GENEROUS_SECONDS, OfferGate, StepGate
 from tests.networks import DirectNetwork, Network, StackWorker, WireNetwork
 
 ALWAYS_REMOTE = PlannerConfig(local_prefill_max_tokens=0)
-SMALL_MESSAGES = KvTransferConfig(max_message_bytes=2 * 16 * 16, acknowledge_seconds=GENEROUS_SECONDS)  # 2 blocks each
+TWO_BLOCKS = 2 * 16 * 16
+TWO_BLOCKS = 2 * 16 * 16  # bytes
+SMALL_MESSAGES = KvTransferConfig(
+    max_message_bytes=TWO_BLOCKS, max_mapped_bytes=TWO_BLOCKS, acknowledge_seconds=GENEROUS_SECONDS
+)
 PRINCIPAL = Principal("acme", "tests", salt=b"salt of acme")
 ENGINE = EngineConfig(kv_blocks=128, block_size=16, max_step_tokens=64, max_running=16)
 
@@ -109,6 +114,7 @@ class Stack:
             receivers=self.joined.receiver,
             prefill_peers=self.joined.prefill,
             shared=shared,
+            staged=life.enter_context(staging(engine, engine.card.format, kvtransfer.staging_bytes)),
             kvtransfer=kvtransfer,
             meter=SilentMeter(),
             clock=SystemClock(),

@@ -19,7 +19,7 @@ from services.kvtransfer.config import KvTransferConfig
 from services.kvtransfer.handshake import compare
 from services.kvtransfer.routes import Routes
 from services.kvtransfer.series import SenderSeries
-from services.kvtransfer.transport import Outgoing
+from services.kvtransfer.transport import Outgoing, TransportName
 
 MAX_KNOWN_PEERS = 1024
 HANDSHAKE = "none"  # no transport is chosen yet
@@ -81,6 +81,8 @@ class KvSender:
         whenever this confirms it. On any failure all offers under way are cancelled first.
         """
         receiver = await self.connect(ticket)
+        is_mapped = (await self._routes.choose(receiver)).name is TransportName.SHM
+        most_bytes = self._config.max_mapped_bytes if is_mapped else self._config.max_message_bytes
         slots = asyncio.Semaphore(self._config.offers_in_flight)
         shipped = 0
 
@@ -93,7 +95,7 @@ class KvSender:
                 slots.release()
 
         try:
-            async with asyncio.TaskGroup() as group, aclosing(self._messages(run, skip_blocks)) as messages:
+            async with asyncio.TaskGroup() as group, aclosing(self._messages(run, skip_blocks, most_bytes)) as messages:
                 async for blocks in messages:
                     await slots.acquire()
                     group.create_task(hand_over(blocks))
@@ -126,10 +128,10 @@ class KvSender:
                 self._series.sent(transport.name, size, self._clock.now() - began)
                 return size
 
-    async def _messages(self, run: PrefillRun, skip_blocks: int) -> AsyncGenerator[FilledBlocks, None]:
-        """The blocks of each offer: finished ones, without the skipped ones, cut to the message size."""
+    async def _messages(self, run: PrefillRun, skip_blocks: int, most_bytes: int) -> AsyncGenerator[FilledBlocks, None]:
+        """The blocks of each offer: finished ones, without the skipped ones, of ``most_bytes`` at most."""
         layout = self._identity.format
-        most = max(1, self._config.max_message_bytes // layout.block_bytes)
+        most = max(1, most_bytes // layout.block_bytes)
         async with closing(run.filled()) as filled:
             async for blocks in filled:
                 start, stop = max(blocks.first_block, skip_blocks), blocks.first_block + blocks.block_count

@@ -10,7 +10,8 @@ from baton.core.types import FilledBlocks, KvChunk, KvFormat, KvHandshake, Ticke
 from services.kvtransfer.checksum import block_checksums, verify
 from services.kvtransfer.config import ChecksumPolicy
 from services.kvtransfer.layout import filled_slots, pack, unpack
-from services.kvtransfer.transport import TransportName, require_checksums
+from services.kvtransfer.staging import Staging
+from services.kvtransfer.transport import TransportName, require_checksums, require_equal
 
 
 class TcpOutgoing:
@@ -46,17 +47,22 @@ class TcpOutgoing:
 
 
 class TcpIncoming:
-    """Satisfies ``Incoming``."""
+    """Satisfies ``Incoming``. By way of ``staging``, if there is any, the engine takes the bytes without a socket
+    between, and digests what it stored; otherwise they are written to it and read back."""
 
     name = TransportName.TCP
 
-    def __init__(self, layout: KvFormat, checksums: ChecksumPolicy) -> None:
+    def __init__(self, layout: KvFormat, checksums: ChecksumPolicy, staging: Staging | None = None) -> None:
         self._layout = layout
         self._checksums = checksums
+        self._staging = staging
 
     async def store(self, chunk: KvChunk, reservation: Reservation, tokens: int) -> None:
         layout = self._layout
         self._check(chunk, tokens)
+        if self._staging is not None and self._staging.fits(chunk.block_count):
+            await self._pull(self._staging, chunk, reservation, tokens)
+            return
         blocks = unpack(chunk.payload, layout, chunk.block_count)
         if self._checksums is ChecksumPolicy.OFF:
             await reservation.write_blocks(chunk.first_block, blocks)
@@ -65,6 +71,13 @@ class TcpIncoming:
         stored = await _written_and_read_back(reservation, chunk.first_block, chunk.block_count, blocks)
         packed = pack(stored, layout, filled_slots(chunk.payload, layout, chunk.block_count))
         verify(packed, chunk.first_block, chunk.checksums, layout.block_bytes, when="as stored")
+
+    async def _pull(self, staging: Staging, chunk: KvChunk, reservation: Reservation, tokens: int) -> None:
+        filled = tokens - (chunk.block_count - 1) * self._layout.block_size
+        async with staging.laid_out(chunk) as blocks:
+            digests = await reservation.pull_blocks(chunk.first_block, staging.source, blocks, filled)
+        if self._checksums is not ChecksumPolicy.OFF:
+            require_equal(digests, chunk, when="as stored")
 
     def _check(self, chunk: KvChunk, tokens: int) -> None:
         """The payload holds exactly the tokens of its blocks; only the context's last block may be partly filled."""

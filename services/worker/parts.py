@@ -15,6 +15,7 @@ from services.kvtransfer.handshake import identity
 from services.kvtransfer.receiver import KvReceiver
 from services.kvtransfer.sender import KvSender
 from services.kvtransfer.shm import SharedMemory, host_name
+from services.kvtransfer.staging import Staging
 from services.kvtransfer.tcp import TcpIncoming, TcpOutgoing
 from services.kvtransfer.transport import Outgoing, TransportName
 from services.prefill.worker import PrefillWorker
@@ -35,13 +36,14 @@ def build_parts(
     receivers: Callable[[Ticket], KvReceiverApi],
     prefill_peers: Callable[[Candidate], PrefillApi],
     shared: SharedMemory | None,
+    staged: Staging | None,
     kvtransfer: KvTransferConfig,
     meter: Meter,
     clock: Clock,
 ) -> WorkerParts:
     """``receivers`` and ``prefill_peers`` give the API of another worker; ``me`` is how others address this one.
 
-    ``shared``: from ``shared_memory``, for as long as the parts are in use.
+    ``shared`` and ``staged``: from ``shared_memory`` and ``staging``, for as long as the parts are in use.
     """
     ways = _ways(engine, shared, kvtransfer)
     hello = identity(
@@ -51,7 +53,7 @@ def build_parts(
     receiver = KvReceiver(
         answer,
         me.address,
-        TcpIncoming(engine.card.format, kvtransfer.checksum_policy),
+        TcpIncoming(engine.card.format, kvtransfer.checksum_policy, staged),
         None if shared is None else shared.incoming,
         meter=meter,
         clock=clock,

@@ -225,7 +225,7 @@ def test_without_checksums_wrong_bytes_are_what_decode_computes_from(network: Ne
     """Decode does not quietly recompute: with checksums off it meets exchanged blocks (the fake engine notices)."""
 
     async def run() -> None:
-        unchecked = KvTransferConfig(checksums="off", max_message_bytes=512)
+        unchecked = KvTransferConfig(checksums="off", max_message_bytes=512, max_mapped_bytes=512)
         async with Stack(network=network, kvtransfer=unchecked) as stack:
             offers = stack.workers["decode-0"].offers
             offers.on_offer = lambda chunk: swapped(chunk) if chunk.first_block == 0 else chunk

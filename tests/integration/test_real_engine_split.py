@@ -22,7 +22,9 @@ from tests.real_engines import SAMPLINGS, UNLIKE, VOCABULARY, alone, gated, prom
 from tests.stack import PRINCIPAL, Stack
 
 PROMPT = prompt(70, salt=5)  # four blocks of 16 and a part; longer than the sliding window
-MESSAGES = KvTransferConfig(max_message_bytes=200_000, acknowledge_seconds=GENEROUS_SECONDS)  # some blocks each
+MESSAGES = KvTransferConfig(  # some blocks each
+    max_message_bytes=200_000, max_mapped_bytes=200_000, acknowledge_seconds=GENEROUS_SECONDS
+)
 
 
 def small(name: str) -> EngineConfig:
