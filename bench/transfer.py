@@ -9,9 +9,11 @@ and a bare grpc.aio loop that moves as many between the same two fronts.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import dataclasses
 import json
 import shlex
+import statistics
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -50,6 +52,7 @@ from services.kvtransfer.transport import Outgoing, TransportName
 
 COMMAND = "baton bench transfer"
 EPOCH = 1
+CHUNKS = 8
 MEMCPY, BARE = "memcpy", "bare_grpc"
 
 
@@ -62,6 +65,7 @@ class TransferPlan:
     tokens: tuple[int, ...]
     repeats: int
     checksums: str
+    overlap: bool
     output: Path | None
     command: str
 
@@ -111,8 +115,12 @@ class Memcpy:
 
 
 class TransferBench:
-    def __init__(self, engine: EngineClient, other: Peer, senders: dict[str, KvSender], bare: BareLoop) -> None:
+    def __init__(
+        self, engine: EngineClient, step_tokens: int, other: Peer, senders: dict[str, KvSender], bare: BareLoop
+    ) -> None:
+        """``step_tokens``: how many of a prompt the engine computes in a step, a chunk."""
         self._engine = engine
+        self._step_tokens = step_tokens
         self._other = other
         self._senders = senders
         self._bare = bare
@@ -134,6 +142,40 @@ class TransferBench:
                     for name, each in taken.items():
                         seconds.setdefault(name, []).append(each)
         return _summary(tokens, size, seconds)
+
+    async def overlap(self, name: str, repeats: int) -> dict[str, Any]:
+        """What the hand-over of a prompt of ``CHUNKS`` chunks adds to its first token: the time from that token to the
+        last confirmation. Beside it, the time that handing over one chunk takes by itself."""
+        added: list[float] = []
+        alone: list[float] = []
+        async with computed(self._engine, self._step_tokens) as chunk:
+            for turn in range(repeats):
+                alone.append(await self._hand_over(name, chunk, self._step_tokens))
+                added.append(await self._streamed(name, CHUNKS * self._step_tokens, salt=1 + turn))
+        added_ms, chunk_ms = 1000 * statistics.median(added), 1000 * statistics.median(alone)
+        return {
+            "transport": name,
+            "tokens": CHUNKS * self._step_tokens,
+            "chunks": CHUNKS,
+            "added_ms": round(added_ms, 3),
+            "chunk_ms": round(chunk_ms, 3),
+            "added_chunk_times": round(added_ms / chunk_ms, 3),
+        }
+
+    async def _streamed(self, name: str, tokens: int, *, salt: int) -> float:
+        """Seconds from the first token of a prompt that is being computed to the end of its hand-over."""
+        sender = self._senders[name]
+        async with self._other.ticket(tokens) as ticket:
+            await sender.connect(ticket)
+            async with self._engine.prefill(request_of(tokens, salt)) as run, asyncio.TaskGroup() as group:
+                drawn = group.create_task(self._first_token_at(run))
+                await sender.ship(ticket, run, 0)
+                ended = self._clock.now()
+        return max(0.0, ended - drawn.result())
+
+    async def _first_token_at(self, run: PrefillRun) -> float:
+        await run.first_token()
+        return self._clock.now()
 
     async def _hand_over(self, name: str, run: ComputedRun, tokens: int) -> float:
         async with self._other.ticket(tokens) as ticket:
@@ -174,11 +216,12 @@ async def run(plan: TransferPlan, model: str) -> dict[str, Any]:
         other = await stack.enter_async_context(peer(_roomy(config, plan), kvtransfer))
         senders = _senders(stack, engine, other, kvtransfer)
         bare = await stack.enter_async_context(bare_loop(other.bare_address, kvtransfer.offers_in_flight))
-        bench = TransferBench(engine, other, senders, bare)
+        bench = TransferBench(engine, config.max_step_tokens, other, senders, bare)
         results: list[dict[str, Any]] = []
         for tokens in plan.tokens:
             results.append(await bench.measure(tokens, plan.repeats, kvtransfer.max_message_bytes))
             say(_line(results[-1]))
+        overlaps = [await bench.overlap(name, plan.repeats) for name in senders] if plan.overlap else []
     return {
         "command": plan.command,
         "hardware": hardware(),
@@ -186,12 +229,13 @@ async def run(plan: TransferPlan, model: str) -> dict[str, Any]:
         "kv_format": str(engine.card.format),
         "kvtransfer": {"checksums": plan.checksums, "max_message_bytes": kvtransfer.max_message_bytes},
         "hand_overs": results,
+        "overlap": overlaps,
     }
 
 
 def _roomy(config: EngineConfig, plan: TransferPlan) -> EngineConfig:
-    blocks = -(-max(plan.tokens) // config.block_size) + 32
-    return dataclasses.replace(config, kv_blocks=blocks)
+    longest = max(*plan.tokens, CHUNKS * config.max_step_tokens if plan.overlap else 0)
+    return dataclasses.replace(config, kv_blocks=-(-longest // config.block_size) + 64)
 
 
 def _senders(
@@ -244,6 +288,7 @@ def plan_of(argv: Sequence[str]) -> TransferPlan:
     parser.add_argument("--tokens", default="512,2048,8192", help="of the prompts, separated by commas")
     parser.add_argument("--repeats", type=integer(1, 1000), default=9)
     parser.add_argument("--checksums", default="full", help="full (the default) or off")
+    parser.add_argument("--overlap", action="store_true", help="also: what handing over adds to a first token")
     parser.add_argument("--output", type=Path, help="JSON file to write; standard output without it")
     arguments = parser.parse_args(argv)
     tokens = tuple(int(each) for each in arguments.tokens.split(",") if each.isdecimal() and int(each))
@@ -255,6 +300,7 @@ def plan_of(argv: Sequence[str]) -> TransferPlan:
         tokens,
         arguments.repeats,
         arguments.checksums,
+        arguments.overlap,
         arguments.output,
         shlex.join([*COMMAND.split(), *argv]),
     )
@@ -263,7 +309,7 @@ def plan_of(argv: Sequence[str]) -> TransferPlan:
 def main(argv: Sequence[str] | None = None) -> int:
     plan = plan_of(sys.argv[1:] if argv is None else argv)
     keep_large_buffers()
-    longest = max(plan.tokens)
+    longest = max(*plan.tokens, CHUNKS * EngineConfig().max_step_tokens)
     with with_context(plan.model, [Batch("transfer", 1, Range(longest, longest), Range(1, 1))]) as model:
         document = uvloop.run(run(plan, model))
     text = json.dumps(document, indent=1)

@@ -38,10 +38,11 @@ ATTEMPT = Attempt(0, 1)
 RECEIVER = "receiver"
 
 
-def request_of(tokens: int) -> TokenRequest:
-    """The same prompt on both sides."""
+def request_of(tokens: int, salt: int = 0) -> TokenRequest:
+    """No other ``salt`` finds any of it in a cache."""
     prompt = tuple(1 + number % 96 for number in range(tokens))
-    return TokenRequest(f"transfer-{tokens}", prompt, attempt=ATTEMPT, stop=StopRules(max_tokens=1, ignore_eos=True))
+    stop = StopRules(max_tokens=1, ignore_eos=True)
+    return TokenRequest(f"transfer-{tokens}", prompt, attempt=ATTEMPT, stop=stop, salt=str(salt).encode())
 
 
 @dataclass(frozen=True, slots=True)
