@@ -11,19 +11,18 @@ process ends, and the front answers every request with PeerUnavailable.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence as Blocks
 from typing import NamedTuple
 
 from baton.core.clock import Clock
 from baton.core.errors import BatonError, Expired, InvalidRequest, TransferRejected
 from baton.core.types import EngineStats, FilledBlocks, FinishReason, FirstToken, TokenChunk, TokenLogprob, TokenRequest
+from baton.engine.block_access import BlockAccess
 from baton.engine.blocks import BlockPool
 from baton.engine.config import EngineConfig
 from baton.engine.limits import EngineLimits
 from baton.engine.messages import (
     Admitted,
     Attach,
-    BlocksRead,
     Command,
     Decode,
     Detach,
@@ -34,15 +33,12 @@ from baton.engine.messages import (
     First,
     Prefill,
     Pull,
-    Pulled,
     Read,
-    Refused,
     Release,
     Reserve,
     StepReport,
     Streamed,
     Write,
-    Written,
 )
 from baton.engine.runner import PartDetail, Runner
 from baton.engine.scheduler import Scheduler, Step
@@ -67,6 +63,7 @@ class EngineCore:
         """``peers``: where the pools come from that blocks are pulled out of."""
         self._runner = runner
         self._peers = peers
+        self._access = BlockAccess(runner, peers)
         self._card = runner.card
         self._clock = clock
         self._limits = EngineLimits(runner.card, runner.total_blocks)
@@ -167,12 +164,8 @@ class EngineCore:
                 self._submit(key, Work.PREFILL, request)
             case Decode(key, first):
                 self._start(key, first)
-            case Write():
-                self._write(command)
-            case Read():
-                self._read(command)
-            case Pull():
-                self._pull(command)
+            case Write() | Read() | Pull():
+                self._events.append(self._access.answer(command, self._live.get(command.key)))
             case Attach(source):
                 self._peers.attach(source)
             case Detach(source):
@@ -211,57 +204,6 @@ class EngineCore:
             self._scheduler.start(sequence)
         else:
             self._finish(sequence, TokenChunk(finish=finish, usage=sequence.usage()))
-
-    def _write(self, command: Write) -> None:
-        size = self._card.format.block_bytes
-        count, rest = divmod(len(command.payload), size)
-        try:
-            if rest:
-                raise TransferRejected(f"payload: {len(command.payload)} bytes are not whole blocks of {size}")
-            blocks = self._writable(command.key, command.first_block, count)
-        except BatonError as error:
-            self._events.append(Refused(command.op, error))
-            return
-        self._runner.write_blocks(blocks, command.payload)
-        self._events.append(Written(command.op))
-
-    def _pull(self, command: Pull) -> None:
-        try:
-            blocks = self._writable(command.key, command.first_block, len(command.source_blocks))
-            digests = self._peers.pull(
-                self._runner.memory,
-                blocks,
-                command.source,
-                command.source_blocks,
-                command.first_block,
-                command.filled,
-            )
-        except BatonError as error:
-            self._events.append(Refused(command.op, error))
-        else:
-            self._events.append(Pulled(command.op, digests))
-
-    def _writable(self, key: int, first: int, count: int) -> Blocks[int]:
-        """The blocks a write goes to: only the reservation's own, and only before it decodes."""
-        sequence = self._live.get(key)
-        if sequence is None or sequence.stage is not Stage.HELD:
-            raise TransferRejected("the request holds no blocks that wait to be written")
-        last = first + count
-        if not count or first < sequence.hits or last > sequence.context_blocks():
-            raise TransferRejected(
-                f"blocks {first}..{last - 1}: only {sequence.hits}..{sequence.context_blocks() - 1} may be written"
-            )
-        return sequence.blocks[first:last]
-
-    def _read(self, command: Read) -> None:
-        sequence = self._live.get(command.key)
-        held = len(sequence.blocks) if sequence is not None else 0
-        first, last = command.first_block, command.first_block + command.block_count
-        if sequence is None or not 0 <= first < last <= held:
-            error = TransferRejected(f"blocks {first}..{last - 1} cannot be read: the request holds {held}")
-            self._events.append(Refused(command.op, error))
-            return
-        self._events.append(BlocksRead(command.op, self._runner.read_blocks(sequence.blocks[first:last])))
 
     # --- a step -------------------------------------------------------------------------------------------------------
 

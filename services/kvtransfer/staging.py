@@ -20,24 +20,24 @@ class Staging:
         self._memory = memory
         self._free = list(range(blocks))
         self._blocks = blocks
-        self._returned = asyncio.Condition()
+        self._returned = asyncio.Event()
 
     def fits(self, block_count: int) -> bool:
         return block_count <= self._blocks
 
     @asynccontextmanager
     async def laid_out(self, chunk: KvChunk) -> AsyncIterator[tuple[int, ...]]:
-        """The chunk's payload as whole blocks, and where they stand for as long as the block lasts."""
-        async with self._returned:
-            await self._returned.wait_for(lambda: len(self._free) >= chunk.block_count)
-            taken = [self._free.pop() for _ in range(chunk.block_count)]
+        """The chunk's payload as whole blocks, and where they stand for as long as the block lasts. Waits for room."""
+        while len(self._free) < chunk.block_count:
+            self._returned.clear()
+            await self._returned.wait()
+        taken = [self._free.pop() for _ in range(chunk.block_count)]
         try:
             self._lay_out(chunk, taken)
             yield tuple(taken)
         finally:
             self._free += taken
-            async with self._returned:
-                self._returned.notify_all()
+            self._returned.set()
 
     def _lay_out(self, chunk: KvChunk, taken: list[int]) -> None:
         layout, view = self._memory.layout, self._memory.view
