@@ -85,7 +85,8 @@ async def peer(engine: EngineConfig, kvtransfer: KvTransferConfig) -> AsyncItera
         line = await process.stdout.readline()
         if not line:
             raise RuntimeError("the receiving worker did not start")
-        yield Peer(*json.loads(line), process)
+        address, bare_address = json.loads(line)
+        yield Peer(address, bare_address, process)
     finally:
         assert process.stdin is not None
         process.stdin.close()
