@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, pairwise
 from typing import Any, TypeVar
 
@@ -19,11 +19,12 @@ from bench.engine_watch import EngineWatch
 from bench.metrics import Timeline
 from bench.prompts import RandomPrompts
 from bench.roofline import Lengths, ModelWork, Peak, Work
-from bench.shapes import Batch, DecodeStep, FirstToken, Range, Shape
+from bench.shapes import Batch, DecodeStep, FirstToken, Range, Repeat, Shape
 
 T = TypeVar("T")
 GREEDY = Sampling()
 POLL_SECONDS = 0.001
+HELD = 1000.0  # logit bias of the only tokens that an answer may have
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,8 @@ class EngineBench:
                 return await self._measure_step(shape)
             case FirstToken():
                 return await self._measure_first_tokens(shape)
+            case Repeat():
+                return await self._measure_repeat(shape)
 
     # --- batches ------------------------------------------------------------------------------------------------------
 
@@ -153,6 +156,62 @@ class EngineBench:
             figures |= self._fractions(self._roofline.model.requests([Lengths(shape.prompt, 1)], 1), typical)
         return figures
 
+    # --- speculation --------------------------------------------------------------------------------------------------
+
+    async def _measure_repeat(self, shape: Repeat) -> dict[str, float]:
+        """The same requests without drafts and with them, from first tokens to last ones.
+
+        ``same_tokens`` is the share of the answers before the first token that differs, which only rounding can bring
+        about: rows of other batch sizes may be computed in another order.
+        """
+        patterns = [self._prompts.ids(min(shape.PATTERN, shape.prompt)) for _ in range(shape.requests)]
+        plain, plain_answers = await self._repeat(shape, patterns, speculation=False)
+        before = self._engine.stats
+        drafted, answers = await self._repeat(shape, patterns, speculation=True)
+        after = self._engine.stats
+        proposed = after.draft_tokens_proposed - before.draft_tokens_proposed
+        if not proposed:
+            raise ConfigError(f"--shapes: {shape.name}: the engine must speculate, set engine.speculation")
+        same = [_common_prefix(one, other) for one, other in zip(plain_answers, answers, strict=True)]
+        return {
+            "speedup": plain / drafted,
+            "tpot_ms": 1000 * drafted,
+            "plain_tpot_ms": 1000 * plain,
+            "output_tokens_per_second": shape.requests / drafted,
+            "plain_output_tokens_per_second": shape.requests / plain,
+            "draft_acceptance": (after.draft_tokens_accepted - before.draft_tokens_accepted) / proposed,
+            "tokens_per_step": shape.requests * shape.output / (after.steps - before.steps),
+            "same_tokens": sum(same) / (shape.requests * shape.output),
+        }
+
+    async def _repeat(
+        self, shape: Repeat, patterns: Sequence[tuple[int, ...]], *, speculation: bool
+    ) -> tuple[float, list[list[int]]]:
+        """Seconds a token, the mean over the requests, and the answers."""
+        await self._idle()
+        results = await together(
+            self._tokens(
+                replace(
+                    self._request(shape.prompt, shape.output),
+                    prompt=(pattern * shape.prompt)[: shape.prompt],
+                    sampling=replace(self._sampling, logit_bias=tuple((token, HELD) for token in sorted({*pattern}))),
+                    salt=f"{next(self._numbers)}".encode(),
+                    speculation=speculation,
+                )
+            )
+            for pattern in patterns
+        )
+        await self._idle()
+        return statistics.fmean(line.tpot or 0.0 for line, _ in results), [answer for _, answer in results]
+
+    async def _tokens(self, request: TokenRequest) -> tuple[Timeline, list[int]]:
+        timeline, answer = Timeline(self._clock.now()), list[int]()
+        async with self._decoding(request) as chunks:
+            async for chunk in chunks:
+                timeline.add(self._clock.now(), len(chunk.token_ids))
+                answer += chunk.token_ids
+        return timeline, answer
+
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _request(self, prompt: int, output: int) -> TokenRequest:
@@ -179,6 +238,11 @@ class EngineBench:
     def _fractions(self, work: Work, seconds: float) -> dict[str, float]:
         assert self._roofline is not None
         return work.fractions(seconds, self._roofline.peak)
+
+
+def _common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    differing = (index for index, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1])
+    return next(differing, len(one))
 
 
 class SteadyState:

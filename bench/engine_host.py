@@ -22,6 +22,7 @@ from baton.core.types import ModelCard, StopRules, TokenRequest
 from baton.engine.channel import SyncChannel
 from baton.engine.config import EngineConfig
 from baton.engine.core import EngineCore
+from baton.engine.drafter import NoDrafts
 from baton.engine.fake import fake_card
 from baton.engine.messages import Decode, Reserve
 from baton.engine.runner import Part, RunnerTimes, StepResult
@@ -67,7 +68,7 @@ def decoding(rows: int) -> EngineCore:
     card = fake_card(block_size=BLOCK_SIZE)
     blocks = rows * (PROMPT_TOKENS + MAX_TOKENS) // BLOCK_SIZE
     config = EngineConfig(max_running=rows, max_step_tokens=8192, max_waiting=rows, block_size=BLOCK_SIZE)
-    core = EngineCore(NullRunner(card, blocks), config, SystemClock())
+    core = EngineCore(NullRunner(card, blocks), NoDrafts(), config, SystemClock())
     for key in range(rows):
         prompt = tuple((key + i) % card.vocab_size for i in range(PROMPT_TOKENS))
         stop = StopRules(max_tokens=MAX_TOKENS, ignore_eos=True)

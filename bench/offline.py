@@ -35,7 +35,7 @@ from bench.metrics import spread
 from bench.prompts import RandomPrompts
 from bench.random_model import FAKE, with_context
 from bench.roofline import H200, ModelWork, Peak
-from bench.shapes import NAMED, Batch, DecodeStep, Shape, parse_shapes
+from bench.shapes import NAMED, SPECULATION, Batch, DecodeStep, Repeat, Shape, parse_shapes
 
 COMMAND = "baton bench offline"
 ENGINE = Section("engine", EngineConfig, device_defaults)
@@ -120,7 +120,7 @@ def headline(shape: Shape) -> str:
         return "step_ms"
     if isinstance(shape, Batch):
         return "prompt_tokens_per_second" if shape.output.high == 1 else "output_tokens_per_second"
-    return "ttft_ms"
+    return "speedup" if isinstance(shape, Repeat) else "ttft_ms"
 
 
 def _summary(shape: Shape, repeats: Sequence[dict[str, float]]) -> dict[str, object]:
@@ -197,8 +197,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--shapes",
         default=",".join(NAMED),
-        help=f"separated by commas: {', '.join(NAMED)} (all without it), or "
-        "batch:NxIN/OUT, prefill:NxIN, decode:NxIN/OUT, ttft:IN",
+        help=f"separated by commas: {', '.join(NAMED)} (all without it), {', '.join(SPECULATION)}, or "
+        "batch:NxIN/OUT, prefill:NxIN, decode:NxIN/OUT, ttft:IN, repeat:NxIN/OUT",
     )
     parser.add_argument("--set", action="append", default=[], metavar="engine.KEY=VALUE", dest="flags")
     parser.add_argument("--repeats", type=integer(1, 1000), default=3)

@@ -5,6 +5,7 @@
 ``prefill:N x IN``            the same with a single token out
 ``decode:N x IN/OUT``         the time of a step while all N requests decode
 ``ttft:IN``                   one request at a time on an idle engine
+``repeat:N x IN/OUT``         answers that repeat themselves, without drafts and with them
 ============================  ==================================================================================
 
 without the blanks. ``NAMED`` has the shapes that Baton is compared with others by.
@@ -27,12 +28,14 @@ NAMED = {
     "decode": ("decode:1x1024/128", "decode:64x1024/128", "decode:256x1024/128"),
     "ttft": ("ttft:2048",),
 }
+SPECULATION = {"speculation": ("repeat:1x512/512",)}  # on an engine that speculates, so not among the others
 _RANGE = r"(\d+)(?:-(\d+))?"
 _SPELLINGS = {
     "batch": re.compile(rf"(\d+)x{_RANGE}/{_RANGE}"),
     "prefill": re.compile(rf"(\d+)x{_RANGE}"),
     "decode": re.compile(r"(\d+)x(\d+)/(\d+)"),
     "ttft": re.compile(r"(\d+)"),
+    "repeat": re.compile(r"(\d+)x(\d+)/(\d+)"),
 }
 
 
@@ -111,20 +114,41 @@ class FirstToken:
         return self.context
 
 
-Shape = Batch | DecodeStep | FirstToken
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """``requests`` whose prompts repeat ``PATTERN`` tokens, to which their answers are held."""
+
+    PATTERN = 8
+
+    name: str
+    requests: int
+    prompt: int
+    output: int
+
+    @property
+    def context(self) -> int:
+        return self.prompt + self.output
+
+    @property
+    def roomy_context(self) -> int:
+        return self.context
+
+
+Shape = Batch | DecodeStep | FirstToken | Repeat
 
 
 def parse_shapes(listed: str) -> list[Shape]:
     """Names and spellings, separated by commas. ConfigError names the one that is neither."""
-    return [_parse(spelling) for name in listed.split(",") for spelling in NAMED.get(name.strip(), (name.strip(),))]
+    known = NAMED | SPECULATION
+    return [_parse(spelling) for name in listed.split(",") for spelling in known.get(name.strip(), (name.strip(),))]
 
 
 def _parse(spelling: str) -> Shape:
     kind, _, rest = spelling.partition(":")
     match = _SPELLINGS[kind].fullmatch(rest) if kind in _SPELLINGS else None
     if match is None:
-        forms = "batch:NxIN/OUT, prefill:NxIN, decode:NxIN/OUT, ttft:IN"
-        raise ConfigError(f"--shapes: must be {', '.join(NAMED)}, or one of {forms}, got {spelling!r}")
+        forms = "batch:NxIN/OUT, prefill:NxIN, decode:NxIN/OUT, ttft:IN, repeat:NxIN/OUT"
+        raise ConfigError(f"--shapes: must be {', '.join(NAMED | SPECULATION)}, or one of {forms}, got {spelling!r}")
     numbers = [None if group is None else int(group) for group in match.groups()]
     for number in numbers:
         if number is not None and not 1 <= number <= MAX_TOKENS:
@@ -145,6 +169,8 @@ def _build(kind: str, name: str, numbers: list[int | None]) -> Shape:
             return DecodeStep(name, requests, prompt, output)
         case "ttft", [int(prompt)]:
             return FirstToken(name, prompt)
+        case "repeat", [int(requests), int(prompt), int(output)]:
+            return Repeat(name, requests, prompt, output)
         case _:
             raise AssertionError(f"{name}: the spelling of {kind} and its numbers differ")
 

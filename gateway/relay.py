@@ -78,7 +78,9 @@ class Relay:
         self, progress: ChoiceProgress, worker: Candidate, route: _Route, deadline: Deadline
     ) -> AsyncIterator[GenerateChunk]:
         plan = route.plan
-        tokens = replace(progress.next_hop(route.hop, deadline.remaining()), attention_window=plan.attention_window)
+        tokens = progress.next_hop(route.hop, deadline.remaining())
+        speculation = tokens.speculation and plan.speculation
+        tokens = replace(tokens, attention_window=plan.attention_window, speculation=speculation)
         request = DecodeRequest(tokens, plan.prefill, plan.local_prefill_max_tokens)
         last: GenerateChunk | None = None
         with self._fleet.sending(worker.worker_id):

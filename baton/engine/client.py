@@ -47,7 +47,7 @@ from baton.engine.messages import (
     Streamed,
     Written,
 )
-from baton.engine.process import serve
+from baton.engine.process import plain_drafter, serve
 from baton.engine.runner import Runner
 from baton.engine.sharedpool import Descriptors, MappedPool
 
@@ -300,7 +300,7 @@ async def threaded_engine(runner: Runner, config: EngineConfig) -> AsyncIterator
 def _serve_thread(runner: Runner, config: EngineConfig, sock: socket.socket, others: socket.socket) -> None:
     channel, descriptors = SyncChannel(sock), Descriptors(others)
     try:
-        serve(runner, config, channel, SystemClock(), descriptors)
+        serve(runner, plain_drafter(config), config, channel, SystemClock(), descriptors)
     except ChannelClosed:
         return
     finally:

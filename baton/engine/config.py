@@ -41,6 +41,13 @@ class EngineConfig:
     growth_window: int = 256  # output tokens whose blocks are reserved at admission
     gpu_memory_share: float = 0.9  # of the GPU's memory that may be in use, by this engine and others together
     kernel_cache: str = "~/.cache/baton"  # GPU kernels that were compiled, products that were measured
+    speculation: str = (
+        "off"  # off | ngram: drafts are looked up in prompt and answer | model: draft_model proposes them
+    )
+    draft_tokens: int = 7  # drafts that follow a token at most
+    speculation_max_rows: int = 32  # rows of a step that has drafts, themselves included; more sequences have none
+    draft_model: str = ""  # as model, of the same vocabulary
+    draft_kv_cache_mb: int = 256
     seed: int = 0  # of random weights
     fake_step_ms: float = 0.0  # how long a step of the model "fake" takes
 
@@ -61,10 +68,20 @@ class EngineConfig:
         self._require(
             1 <= size <= 1024 and not size & (size - 1), "block_size", "must be a power of two from 1 to 1024"
         )
+        self._check_speculation()
         for key in ("threads", "max_step_tokens", "max_running", "max_waiting"):
             self._require(getattr(self, key) >= 1, key, "must be at least 1")
         for key in ("kv_cache_mb", "kv_blocks", "growth_window", "fake_step_ms"):
             self._require(getattr(self, key) >= 0, key, "must not be negative")
+
+    def _check_speculation(self) -> None:
+        self._require(self.speculation in ("off", "ngram", "model"), "speculation", "must be off, ngram or model")
+        self._require(1 <= self.draft_tokens <= 64, "draft_tokens", "must be from 1 to 64")
+        self._require(self.speculation_max_rows >= 2, "speculation_max_rows", "must be at least 2: a row and a draft")
+        self._require(self.draft_kv_cache_mb >= 1, "draft_kv_cache_mb", "must be at least 1")
+        named, wanted = bool(self.draft_model), self.speculation == "model"
+        limit = "must name a model" if wanted else "must be empty"
+        self._require(named == wanted, "draft_model", f"{limit} with engine.speculation {self.speculation}")
 
     def _require(self, holds: bool, key: str, limit: str) -> None:
         if not holds:

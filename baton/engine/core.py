@@ -2,7 +2,8 @@
 
 With a runner that takes a step ahead, a step is planned and launched before the tokens of the one before it are known.
 What lengths decide is decided by count: limits, blocks, where a draw may not end. An end that a token brings is seen
-one step late: the sequence has a row in the step then in flight, of which nothing is kept.
+one step late: the sequence has a row in the step then in flight, of which nothing is kept. Drafts (``speculation``) do
+need the tokens: a step that has them is planned when the one before it has been collected.
 
 One request's failure is its own (``PartDetail.error``). An exception out of the runner is a bug: it passes through, the
 process ends, and the front answers every request with PeerUnavailable.
@@ -11,6 +12,7 @@ process ends, and the front answers every request with PeerUnavailable.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence as Blocks
 from typing import NamedTuple
 
 from baton.core.clock import Clock
@@ -19,6 +21,7 @@ from baton.core.types import EngineStats, FilledBlocks, FinishReason, FirstToken
 from baton.engine.block_access import BlockAccess
 from baton.engine.blocks import BlockPool
 from baton.engine.config import EngineConfig
+from baton.engine.drafter import Drafter
 from baton.engine.limits import EngineLimits
 from baton.engine.messages import (
     Admitted,
@@ -40,10 +43,11 @@ from baton.engine.messages import (
     Streamed,
     Write,
 )
-from baton.engine.runner import PartDetail, Runner
+from baton.engine.runner import DrawnToken, Part, PartDetail, Runner
 from baton.engine.scheduler import Scheduler, Step
 from baton.engine.sequence import Sequence, Stage, Work
 from baton.engine.sharedpool import PeerPools
+from baton.engine.speculation import Speculator
 
 NO_DETAIL = PartDetail()
 NO_PEERS = PeerPools(None)
@@ -59,7 +63,9 @@ class Flight(NamedTuple):
 class EngineCore:
     """Both kinds of work in one batch: answers (Reserve, then Decode) and prefills."""
 
-    def __init__(self, runner: Runner, config: EngineConfig, clock: Clock, peers: PeerPools = NO_PEERS) -> None:
+    def __init__(
+        self, runner: Runner, drafter: Drafter, config: EngineConfig, clock: Clock, peers: PeerPools = NO_PEERS
+    ) -> None:
         """``peers``: where the pools come from that blocks are pulled out of."""
         self._runner = runner
         self._peers = peers
@@ -68,7 +74,8 @@ class EngineCore:
         self._clock = clock
         self._limits = EngineLimits(runner.card, runner.total_blocks)
         self._pool = BlockPool(runner.total_blocks)
-        self._scheduler = Scheduler(self._pool, config, clock)
+        self._speculator = Speculator(drafter, config)
+        self._scheduler = Scheduler(self._pool, config, clock, self._speculator)
         self._live: dict[int, Sequence] = {}
         self._flights: deque[Flight] = deque()
         self._drawn_keys: list[int] = []
@@ -108,6 +115,8 @@ class EngineCore:
             host_seconds=max(0.0, self._busy_seconds - times.waited),
             device_seconds=times.device,
             device_idle_seconds=times.device_idle,
+            draft_tokens_proposed=self._speculator.proposed,
+            draft_tokens_accepted=self._speculator.accepted,
         )
 
     def idle_seconds(self) -> float | None:
@@ -137,9 +146,12 @@ class EngineCore:
 
         False: there was nothing to launch, and nothing in flight.
         """
+        has_waited = bool(self._flights) and self._scheduler.waits()
+        if has_waited:
+            self._collect()
         is_launched = self._launch()
         if not self._flights:
-            return False
+            return has_waited
         if not is_launched or len(self._flights) > self._runner.steps_ahead:
             self._collect()
         return True
@@ -242,34 +254,41 @@ class EngineCore:
             if part.start < sequence.prompt_length and detail.error is None:
                 self._prompt_computed += min(part.end, sequence.prompt_length) - part.start
             if sequence.stage is waiting:
-                self._apply_to_preempted(sequence, token_id, detail)
+                self._apply_to_preempted(sequence, part, token_id, detail)
             elif sequence.stage is not ended:
-                self._apply(sequence, part.end, token_id, detail)
+                self._apply(sequence, part, token_id, detail)
 
-    def _apply(self, sequence: Sequence, end: int, token_id: int | None, detail: PartDetail) -> None:
+    def _apply(self, sequence: Sequence, part: Part, token_id: int | None, detail: PartDetail) -> None:
         if detail.error is not None:
             self._pool.withdraw(sequence.blocks)  # what stands in them is in doubt
             self._fail(sequence, detail.error)
             return
-        for block, name in sequence.advance(end):
-            self._pool.publish(block, name)
+        self._advance(sequence, part.end)
         if sequence.is_prefill:
             self._announce(sequence)
         if detail.prompt_logprobs:
             sequence.prompt_logprobs += detail.prompt_logprobs
         if token_id is not None:
             self._on_drawn(sequence, token_id, detail)
+        elif detail.drawn:
+            self._on_verified(sequence, part, detail.drawn)
 
-    def _apply_to_preempted(self, sequence: Sequence, token_id: int | None, detail: PartDetail) -> None:
+    def _apply_to_preempted(self, sequence: Sequence, part: Part, token_id: int | None, detail: PartDetail) -> None:
         """A row was in flight when its sequence lost its blocks: of all it computed only the token is left.
 
         An error is not the sequence's end: its context is recomputed, and what still fails then fails it.
         """
-        if token_id is None:
+        if detail.drawn:
+            self._on_verified(sequence, part, detail.drawn)
+        elif token_id is None:
             sequence.lose_draw()
         else:
             sequence.prompt_logprobs += detail.prompt_logprobs
             self._on_drawn(sequence, token_id, detail)
+
+    def _advance(self, sequence: Sequence, end: int) -> None:
+        for block, name in sequence.advance(end):
+            self._pool.publish(block, name)
 
     def _announce(self, sequence: Sequence) -> None:
         """Report the blocks of a prefill that have become final; the last one may be partly filled."""
@@ -299,6 +318,26 @@ class EngineCore:
             self._scheduler.pin(sequence)
         else:
             self._stream(sequence, token_id, logprob, prompt_logprobs, finish, is_first=is_first)
+
+    def _on_verified(self, sequence: Sequence, part: Part, drawn: Blocks[DrawnToken]) -> None:
+        """Every token drawn but the last has been computed, too: it was a draft. Nothing after an end counts."""
+        holds_blocks = sequence.stage is Stage.RUNNING
+        finish: FinishReason | None = None
+        kept = 0
+        while kept < len(drawn) and finish is None:
+            if kept and holds_blocks:
+                self._advance(sequence, part.end + kept)
+            finish = sequence.accept(drawn[kept].token_id)
+            kept += 1
+        sequence.resume()
+        self._generated += kept
+        self._speculator.learn(sequence, len(part.drafts), kept - 1)
+        token_ids = tuple(token.token_id for token in drawn[:kept])
+        logprobs = tuple(token.logprob for token in drawn[:kept] if token.logprob is not None)
+        if finish is None:
+            self._events.append(Streamed(sequence.key, TokenChunk(token_ids, logprobs)))
+        else:
+            self._finish(sequence, TokenChunk(token_ids, logprobs, finish=finish, usage=sequence.usage()))
 
     def _stream(
         self,
@@ -338,3 +377,4 @@ class EngineCore:
     def _drop(self, sequence: Sequence) -> None:
         self._scheduler.drop(sequence)
         self._runner.forget(sequence.key)
+        self._speculator.forget(sequence.key)

@@ -21,8 +21,8 @@ from functools import lru_cache
 from hashlib import blake2b
 
 from baton.core.errors import CorruptTransfer
-from baton.core.types import KvFormat, ModelCard, Sampling, TokenLogprob
-from baton.engine.runner import Draw, Part, PartDetail, RunnerTimes, StepResult
+from baton.core.types import KvFormat, ModelCard, TokenLogprob
+from baton.engine.runner import Draw, DrawnToken, Part, PartDetail, RunnerTimes, StepResult
 from baton.engine.sharedpool import PoolMemory
 
 DIGEST_BYTES = 16
@@ -83,6 +83,7 @@ class FakeRunner:
         self._verified: dict[int, _Verified] = {}  # per block, the prefix that was seen to be right up to its end
         self._flights: deque[list[Part]] = deque()
         self._drawing: set[int] = set()  # keys for which the step launched last draws
+        self._verifying: set[int] = set()  # keys for which the step launched last checks drafts
         self._drawn: dict[int, int] = {}  # by key, what the step collected last has drawn
 
     def launch(self, parts: Sequence[Part]) -> None:
@@ -91,7 +92,8 @@ class FakeRunner:
         if len(self._flights) > self.steps_ahead:
             raise RuntimeError(f"{len(self._flights)} steps are in flight, {self.steps_ahead} may be")
         self._flights.append([self._copied(part) for part in parts])
-        self._drawing = {part.key for part in parts if part.draw is not None}
+        self._drawing = {part.key for part in parts if part.draw is not None and not part.drafts}
+        self._verifying = {part.key for part in parts if part.drafts}
 
     def collect(self) -> StepResult:
         if self._step_seconds:
@@ -99,6 +101,8 @@ class FakeRunner:
             waited, device, idle = self.times
             self.times = RunnerTimes(waited + self._step_seconds, device + self._step_seconds, idle)
         parts = self._flights.popleft()
+        if not self._flights:
+            self._verifying.clear()
         results = [self._compute(self._resolved(part)) for part in parts]
         self._drawn = {p.key: token for p, (token, _) in zip(parts, results, strict=True) if token is not None}
         details = {index: detail for index, (_, detail) in enumerate(results) if detail is not None}
@@ -106,6 +110,7 @@ class FakeRunner:
 
     def forget(self, key: int) -> None:
         self._drawing.discard(key)
+        self._verifying.discard(key)
 
     def read_blocks(self, blocks: Sequence[int]) -> bytes:
         return b"".join(self._pool[b * self._block_bytes : (b + 1) * self._block_bytes] for b in blocks)
@@ -122,13 +127,20 @@ class FakeRunner:
             self.memory.close()
 
     def _copied(self, part: Part) -> Part:
-        """The part as it is now; its sequence's lists go on changing."""
+        """The part as it is now, its drafts taken for known tokens; its sequence's lists go on changing."""
         missing = part.end - len(part.context)
         if missing > 0 and (missing > 1 or not self._flights or part.key not in self._drawing):
             raise RuntimeError(f"part {part.key}: {missing} tokens up to {part.end} are neither known nor being drawn")
         if part.draw is not None and missing < 0:
             raise RuntimeError(f"part {part.key}: draws after {part.end} of {len(part.context)} known tokens")
-        return part._replace(context=list(part.context[: part.end]), blocks=list(part.blocks))
+        if part.key in self._verifying:
+            raise RuntimeError(f"part {part.key}: what its drafts in flight lead to is not known")
+        if part.drafts and (missing or part.draw is None or part.end - part.start != 1):
+            raise RuntimeError(f"part {part.key}: drafts must follow one known token that draws")
+        if part.end + len(part.drafts) > len(part.blocks) * self._block_size:
+            raise RuntimeError(f"part {part.key}: {len(part.blocks)} blocks for {part.end} + {len(part.drafts)} tokens")
+        context = [*part.context[: part.end], *part.drafts]
+        return part._replace(context=context, end=part.end + len(part.drafts), blocks=list(part.blocks))
 
     def _resolved(self, part: Part) -> Part | None:
         """The part with the token that was in flight when it was launched; None when the draw failed."""
@@ -154,10 +166,23 @@ class FakeRunner:
                 self._put(block, known, expected[known:])
             elif start + len(tokens) == part.start // self._block_size * self._block_size:
                 self._remember(part, expected[-DIGEST_BYTES:])
-            if part.prompt_logprobs is not None:
+            if part.prompt_logprobs is not None or part.drafts:
                 rows += (expected[i : i + DIGEST_BYTES] for i in range(known, len(expected), DIGEST_BYTES))
             digest = expected[-DIGEST_BYTES:]
-        return self._results(part, rows, digest)
+        return (None, self._verified_drafts(part, rows)) if part.drafts else self._results(part, rows, digest)
+
+    def _verified_drafts(self, part: Part, rows: list[bytes]) -> PartDetail:
+        """The tokens that follow the part's rows, up to the first that its draft does not foresee."""
+        assert part.draw is not None
+        drawn: list[DrawnToken] = []
+        for position, digest in enumerate(rows, part.start + 1):
+            ranked = _candidates(digest, self.card.vocab_size)
+            token_id = _draw(ranked, digest, position, part.draw)
+            logprob = None if part.draw.logprobs is None else _logprob(ranked, token_id, part.draw.logprobs)
+            drawn.append(DrawnToken(token_id, logprob))
+            if position < part.end and token_id != part.context[position]:
+                break
+        return PartDetail(drawn=tuple(drawn))
 
     def _results(self, part: Part, rows: list[bytes], digest: bytes) -> tuple[int | None, PartDetail | None]:
         """What follows from the digests of the part's ``rows`` (kept for prompt log-probabilities) and the last one."""
@@ -264,20 +289,15 @@ def _draw(ranked: list[int], digest: bytes, position: int, draw: Draw) -> int:
 
 def _skip(digest: bytes, position: int, draw: Draw) -> int:
     sampling = draw.sampling
-    penalised = _penalties(sampling) != _penalties(Sampling())
-    if not sampling.temperature and not penalised:
+    if not sampling.temperature and not sampling.has_penalties:
         return 0
     seed = sampling.seed if sampling.temperature else 0
-    prompt_length = draw.prompt_length if penalised else 0
+    prompt_length = draw.prompt_length if sampling.has_penalties else 0
     noise = blake2b(
         digest + struct.pack("<QQQ", seed % 2**64, position, prompt_length), digest_size=8, person=b"draw"
     ).digest()
     word = int.from_bytes(noise, "little") | 1 << 20
     return (word & -word).bit_length() - 1  # trailing zeros: rank r with probability 2 ** -(r + 1)
-
-
-def _penalties(sampling: Sampling) -> tuple[float, float, float]:
-    return (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
 
 
 def _logprob(ranked: list[int], token_id: int, top: int) -> TokenLogprob:

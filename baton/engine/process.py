@@ -11,7 +11,9 @@ import gc
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 from baton.core.clock import Clock, SystemClock
 from baton.core.errors import BatonError, ConfigError
@@ -19,18 +21,27 @@ from baton.core.tether import die_with_parent
 from baton.engine.channel import ChannelClosed, SyncChannel
 from baton.engine.config import EngineConfig
 from baton.engine.core import EngineCore
+from baton.engine.drafter import Drafter, NgramDrafter, NoDrafts
 from baton.engine.fake import FakeRunner, fake_card
 from baton.engine.messages import Load, LoadFailed, Loading, Ready
+from baton.engine.model_drafter import ModelDrafter
 from baton.engine.runner import Runner
 from baton.engine.sharedpool import Descriptors, PeerPools, shared_pool_memory
 
 
-def serve(runner: Runner, config: EngineConfig, channel: SyncChannel, clock: Clock, descriptors: Descriptors) -> None:
+def serve(
+    runner: Runner,
+    drafter: Drafter,
+    config: EngineConfig,
+    channel: SyncChannel,
+    clock: Clock,
+    descriptors: Descriptors,
+) -> None:
     """Announce the engine and run it until the front hangs up; asleep while there is no work.
 
     What commands and admissions bring about is reported before the step that follows them, which may take long.
     """
-    core = EngineCore(runner, config, clock, PeerPools(descriptors))
+    core = EngineCore(runner, drafter, config, clock, PeerPools(descriptors))
     _announce(runner, core, channel, descriptors)
     while True:
         wait = 0.0 if core.has_work else core.idle_seconds()
@@ -72,6 +83,46 @@ def fake_runner(config: EngineConfig) -> FakeRunner:
         ) from error
 
 
+def plain_drafter(config: EngineConfig) -> Drafter:
+    """The drafter of an engine that drafts without a model, or not at all."""
+    return NgramDrafter() if config.speculation == "ngram" else NoDrafts()
+
+
+@contextmanager
+def loaded(config: EngineConfig, report: Callable[[str], None]) -> Iterator[tuple[Runner, Drafter]]:
+    """The runner, and the drafter for it, closed at the end. A model that drafts comes first: on a GPU the other one
+    takes the memory that is left."""
+    with ExitStack() as resources:
+        if config.speculation != "model":
+            drafter = plain_drafter(config)
+            runner = load_runner(config, report)
+        else:
+            draft_runner = load_runner(draft_config(config), report)
+            resources.callback(draft_runner.close)
+            runner = load_runner(config, report)
+            drafter = ModelDrafter(draft_runner, runner.card, config)
+        resources.callback(drafter.close)
+        resources.callback(runner.close)
+        gc.freeze()  # what loading has made stays to the end: no collection between steps need look through it
+        yield runner, drafter
+
+
+def draft_config(config: EngineConfig) -> EngineConfig:
+    """The settings of the engine's own kind for the model that drafts: its weights and KV as they come."""
+    return replace(
+        config,
+        model=config.draft_model,
+        served_name="",
+        weight_format="auto",
+        kv_format="auto",
+        kv_cache_mb=config.draft_kv_cache_mb,
+        kv_blocks=0,
+        max_running=config.speculation_max_rows,
+        speculation="off",
+        draft_model="",
+    )
+
+
 def load_runner(config: EngineConfig, report: Callable[[str], None]) -> Runner:
     if config.model == "fake":
         return fake_runner(config)
@@ -110,16 +161,13 @@ def main() -> None:
 
 
 def _run(config: EngineConfig, channel: SyncChannel, descriptors: Descriptors) -> None:
-    try:
-        runner = load_runner(config, lambda message: channel.send(Loading(message)))
-    except BatonError as error:
-        channel.send(LoadFailed(error))
-        return
-    gc.freeze()  # what loading has made stays to the end: no collection between steps need look through it
-    try:
-        serve(runner, config, channel, SystemClock(), descriptors)
-    finally:
-        runner.close()
+    with ExitStack() as resources:
+        try:
+            engine = resources.enter_context(loaded(config, lambda message: channel.send(Loading(message))))
+        except BatonError as error:
+            channel.send(LoadFailed(error))
+            return
+        serve(*engine, config, channel, SystemClock(), descriptors)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
 ``EngineCore`` decides (scheduler, block pool); a ``Runner`` computes. A step is launched, then collected. A runner that
 takes ``steps_ahead`` 1 is given the next step while one is still being computed: a sequence whose token is being drawn
-goes on from that token before anybody has seen it. The runner on the CPU is ``baton.engine.torch_runner``, the
-torch-free twin for tests and demos ``baton.engine.fake``.
+goes on from that token before anybody has seen it. A part may carry drafts, guesses of what follows its last token:
+they are checked in the same step, and each that is right saves one. The runner on the CPU is
+``baton.engine.torch_runner``, the torch-free twin for tests and demos ``baton.engine.fake``.
 """
 
 from __future__ import annotations
@@ -49,21 +50,35 @@ class Part(NamedTuple):
     prompt_logprobs: int | None = None  # set: the result carries log-probabilities of ``targets``, so many alternatives
     targets: Sequence[int] = ()  # target i is the token that follows row i; rows past the prompt's end have none
     window: int | None = None  # tokens that a row sees at most, itself included; only where the card has the module
+    drafts: tuple[int, ...] = ()  # only of a part that is one row, whose token is known, and that draws
+
+
+class DrawnToken(NamedTuple):
+    """``logprob`` is there when the draw asks for it."""
+
+    token_id: int
+    logprob: TokenLogprob | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PartDetail:
-    """What a part yielded besides a token. ``error`` set: this sequence alone has failed (say, NaN logits)."""
+    """What a part yielded besides a token. ``error`` set: this sequence alone has failed (say, NaN logits).
+
+    ``drawn`` is all that a part with drafts drew: the token after its row and, as long as the token before it is equal
+    to its draft, the one after each draft; so one token at least, and one more than there are drafts at most. A token
+    that cannot be drawn after a right draft ends them; it fails the sequence when it comes to be the first.
+    """
 
     logprob: TokenLogprob | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     error: BatonError | None = None
+    drawn: tuple[DrawnToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """A step's results by the index of the part. ``token_ids`` has None for parts that drew nothing or failed;
-    ``details`` has entries only for parts that have any."""
+    """A step's results by the index of the part. ``token_ids`` has None for parts that drew nothing, failed, or have
+    drafts; ``details`` has entries only for parts that have any, and for all that have drafts."""
 
     token_ids: Sequence[int | None]
     details: Mapping[int, PartDetail]
@@ -103,7 +118,11 @@ class Runner(Protocol):
         ...
 
     def launch(self, parts: Sequence[Part]) -> None:
-        """Queue one step, in the order of launches. Copies all that it needs of ``parts``; waits for no device."""
+        """Queue one step, in the order of launches. Copies all that it needs of ``parts``; waits for no device.
+
+        Each draft is one more row, at the positions that follow, with its KV in the part's blocks. Drawing is as if the
+        drafts were known tokens. A part with drafts is not followed by another one of its key before it is collected.
+        """
         ...
 
     def collect(self) -> StepResult:

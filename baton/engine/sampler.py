@@ -76,18 +76,14 @@ def _result(logits: torch.Tensor, row: Row, greedy: int) -> Sample:
 
 def _is_plain(draw: Draw) -> bool:
     sampling = draw.sampling
-    untouched = not draw.forbidden and not sampling.logit_bias and not _has_penalties(sampling)
+    untouched = not draw.forbidden and not sampling.logit_bias and not sampling.has_penalties
     return sampling.temperature == 0 and untouched
-
-
-def _has_penalties(sampling: Sampling) -> bool:
-    return sampling.repetition_penalty != 1.0 or sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
 
 
 def _draw(raw: torch.Tensor, row: Row) -> int:
     sampling = row.draw.sampling
     logits = raw.clone()
-    if _has_penalties(sampling):
+    if sampling.has_penalties:
         _penalize(logits, sampling, row)
     for token_id, bias in sampling.logit_bias:
         logits[token_id] += bias

@@ -21,6 +21,7 @@ from baton.engine.blocks import BlockPool
 from baton.engine.config import EngineConfig
 from baton.engine.runner import Part
 from baton.engine.sequence import Sequence, Stage
+from baton.engine.speculation import Speculator
 
 DEPARTURES = 16  # recent ends of requests from which the time to the next free place is estimated
 RETRY_SECONDS = (0.1, 10.0)  # bounds of what a refused caller is told to wait
@@ -46,8 +47,9 @@ def _rank(sequence: Sequence) -> tuple[int, int]:
 class Scheduler:
     """Owns the order of all live sequences and gives them blocks of ``pool``."""
 
-    def __init__(self, pool: BlockPool, config: EngineConfig, clock: Clock) -> None:
+    def __init__(self, pool: BlockPool, config: EngineConfig, clock: Clock, speculator: Speculator) -> None:
         self._pool = pool
+        self._speculator = speculator
         self._config = config
         self._clock = clock
         # A decode row for everyone who runs fits into a step, so nobody is ever left out of one.
@@ -143,7 +145,7 @@ class Scheduler:
     # --- a step -------------------------------------------------------------------------------------------------------
 
     def plan(self) -> Step:
-        """The next step: one decode token for everyone who decodes, then prefill chunks into what is left.
+        """The next step: a row for everyone who decodes, then prefill chunks into what is left, then drafts.
 
         At most ``max_step_tokens`` tokens in all, which count as launched from now on. A victim of preemption stands
         behind the one that needs its blocks, or is it, so whoever has a part already keeps it.
@@ -158,18 +160,34 @@ class Scheduler:
                     step.add(sequence, 1)
             elif pending:
                 unfinished.append(sequence)
-        self._add_chunks(step, unfinished)
+        budget = self._config.max_step_tokens - len(step.parts)
+        budget = self._add_chunks(step, unfinished, budget)
+        for index, part in self._speculator.draft(step.sequences, step.parts, budget, self._room_for_drafts):
+            step.parts[index] = part
         return step
 
-    def _add_chunks(self, step: Step, unfinished: list[Sequence]) -> None:
-        budget = self._config.max_step_tokens - len(step.parts)
+    def waits(self) -> bool:
+        """Whether the next step is worth planning only when the tokens in flight are known."""
+        return self._speculator.waits(self._running)
+
+    def _add_chunks(self, step: Step, unfinished: list[Sequence], budget: int) -> int:
+        """Returns what is left of ``budget`` tokens."""
         for sequence in unfinished:
             if not budget:
-                return
+                break
             if sequence.stage is Stage.RUNNING:
                 chunk = min(sequence.length - sequence.launched, budget)
                 step.add(sequence, chunk)
                 budget -= chunk
+        return budget
+
+    def _room_for_drafts(self, sequence: Sequence, count: int) -> int:
+        """For how many of ``count`` drafts there is room. A block that another one may soon need is not taken."""
+        while sequence.capacity < sequence.launched + count and self._pool.available > len(self._running) + self._owed:
+            block = self._pool.grow()
+            assert block is not None
+            sequence.add_block(block)
+        return min(count, sequence.capacity - sequence.launched)
 
     def _make_room(self, sequence: Sequence, preempted: list[Sequence]) -> bool:
         """A block for the sequence's next token, at the cost of others if need be.

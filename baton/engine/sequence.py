@@ -81,6 +81,8 @@ class Sequence:
         self._computable = self.length if self.is_prefill else self._full_length - 1
         self._early_length = self.prompt_length + stop.min_tokens  # a draw after fewer tokens must not end the answer
         self._stop_ids = frozenset(stop.stop_token_ids).union(() if stop.ignore_eos else card.eos_token_ids)
+        # With penalties a draw depends on the tokens before it, which the GPU counts as it draws them.
+        self._may_speculate = request.speculation and not self.is_prefill and not request.sampling.has_penalties
         self._draw = Draw(request.sampling, self.prompt_length, (), request.logprobs)
         self._early_draw = Draw(request.sampling, self.prompt_length, tuple(sorted(self._stop_ids)), request.logprobs)
 
@@ -186,6 +188,33 @@ class Sequence:
             return Part(self.key, self.context, start, end, self.blocks, draw, window=self._window)
         targets = self.request.prompt[start + 1 : end + 1]
         return Part(self.key, self.context, start, end, self.blocks, draw, alternatives, targets, self._window)
+
+    @property
+    def most_drafts(self) -> int:
+        """Drafts that may follow the token launched last: past it a draw stays one that may be made, in the same way.
+
+        None before the first token, which prompt log-probabilities may come with.
+        """
+        if not (self._may_speculate and self.delivered):
+            return 0
+        end = self.launched
+        last = self._computable if end >= self._early_length else min(self._computable, self._early_length - 1)
+        return max(0, last - end)
+
+    @property
+    def is_verifying(self) -> bool:
+        """Drafts are in flight: what there is to compute next is not known before they are collected."""
+        return self.launched == self.length < self._computable and self.stage is Stage.RUNNING
+
+    def verify(self, part: Part, drafts: tuple[int, ...]) -> Part:
+        """``part``, launched just now, with ``drafts``: nothing more is launched before ``resume``."""
+        self.length = part.end
+        return part._replace(drafts=drafts)
+
+    def resume(self) -> None:
+        """The tokens drawn after drafts have been accepted: go on from the last of them."""
+        self.launched = self.computed
+        self.length = min(len(self.context), self._computable)
 
     def accept(self, token_id: int) -> FinishReason | None:
         """Append a token that was in flight, which counts even when it is EOS or a stop id. Says whether it is the

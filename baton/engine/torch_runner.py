@@ -11,7 +11,7 @@ import torch
 from baton.core.types import ModelCard
 from baton.engine import kvcache
 from baton.engine.decoder import UNLIMITED, Decoder, PackedStep
-from baton.engine.runner import Part, PartDetail, RunnerTimes, StepResult
+from baton.engine.runner import DrawnToken, Part, PartDetail, RunnerTimes, StepResult
 from baton.engine.sampler import Row, Sample, logprob_of, sample
 from baton.engine.sharedpool import PoolMemory
 
@@ -66,12 +66,12 @@ def _wanted_rows(part: Part) -> range:
     """The rows of the part, counted from its first, whose logits are needed: a suffix or a prefix of it, or all."""
     length = part.end - part.start
     if part.prompt_logprobs is None:
-        return range(length - 1, length) if part.draw is not None else range(0)
+        return range(length - 1, length + len(part.drafts)) if part.draw is not None else range(0)
     return range(length if part.draw is not None else len(part.targets))
 
 
 def _pack(parts: Sequence[Part], wanted: Sequence[range]) -> PackedStep:
-    lengths = np.fromiter((part.end - part.start for part in parts), np.int32, len(parts))
+    lengths = np.fromiter((part.end + len(part.drafts) - part.start for part in parts), np.int32, len(parts))
     starts = np.zeros(len(parts) + 1, np.int32)
     np.cumsum(lengths, out=starts[1:])
     tokens = np.empty(starts[-1], np.int32)
@@ -80,8 +80,8 @@ def _pack(parts: Sequence[Part], wanted: Sequence[range]) -> PackedStep:
     rows: list[int] = []
     for index, part in enumerate(parts):
         first, last = starts[index], starts[index + 1]
-        tokens[first:last] = part.context[part.start : part.end]
-        positions[first:last] = np.arange(part.start, part.end, dtype=np.int32)
+        tokens[first:last] = [*part.context[part.start : part.end], *part.drafts]
+        positions[first:last] = np.arange(part.start, part.end + len(part.drafts), dtype=np.int32)
         tables[index, : len(part.blocks)] = part.blocks
         rows += [int(first) + row for row in wanted[index]]
     return PackedStep(
@@ -106,9 +106,9 @@ def _read(logits: torch.Tensor, parts: Sequence[Part], wanted: Sequence[range]) 
     for rows in wanted:
         offsets.append(first)
         first += len(rows)
-    drawing = [index for index, part in enumerate(parts) if part.draw is not None]
+    drawing = [index for index, part in enumerate(parts) if part.draw is not None and not part.drafts]
     last_rows = [offsets[index] + len(wanted[index]) - 1 for index in drawing]
-    queries = [Row(part.draw, part.context) for part in parts if part.draw is not None]
+    queries = [Row(part.draw, part.context) for part in parts if part.draw is not None and not part.drafts]
     chosen = logits if len(last_rows) == logits.shape[0] else logits[last_rows]
     drawn = dict(zip(drawing, sample(chosen, queries), strict=True))
     details: dict[int, PartDetail] = {}
@@ -116,7 +116,25 @@ def _read(logits: torch.Tensor, parts: Sequence[Part], wanted: Sequence[range]) 
         result = drawn.get(index, Sample())
         if result.error is not None or result.logprob is not None or part.prompt_logprobs is not None:
             details[index] = _detail(result, part, logits[offsets[index] :])
+        elif part.drafts:
+            details[index] = _verified(part, logits[offsets[index] :])
     return StepResult([drawn[index].token_id if index in drawn else None for index in range(len(parts))], details)
+
+
+def _verified(part: Part, logits: torch.Tensor) -> PartDetail:
+    """Draw after the part's row and after each draft that is right; ``logits`` [1 + drafts or more, vocab]."""
+    assert part.draw is not None
+    drawn: list[DrawnToken] = []
+    context = list(part.context[: part.end])
+    for row in range(len(part.drafts) + 1):
+        result = sample(logits[row : row + 1], [Row(part.draw, context)])[0]
+        if result.token_id is None:
+            return PartDetail(drawn=tuple(drawn), error=None if drawn else result.error)
+        drawn.append(DrawnToken(result.token_id, result.logprob))
+        if (result.token_id,) != part.drafts[row : row + 1]:
+            break
+        context.append(result.token_id)
+    return PartDetail(drawn=tuple(drawn))
 
 
 def _detail(result: Sample, part: Part, logits: torch.Tensor) -> PartDetail:

@@ -13,6 +13,7 @@ class PlannerConfig(ProcessConfig):
     SECTION: ClassVar[str] = "planner"
 
     local_prefill_max_tokens: int = 128  # uncached tokens that decode computes itself; 0: none, always remote
+    speculation: bool = True  # false: no request has drafts, whatever the engines are set to
     max_candidates: int = 4  # of each kind in one plan
     refresh_seconds: float = 0.2  # between two looks at the registry
     in_flight_seconds: float = 1.0  # a decision counts as load until the workers' own figures show it

@@ -39,6 +39,7 @@ def plan(query: PlanQuery, fleet: Fleet, config: PlannerConfig, noise: Noise) ->
         local_prefill_max_tokens=config.local_prefill_max_tokens,
         reasons=tuple(reasons),
         attention_window=window,
+        speculation=config.speculation,
     )
 
 

@@ -42,6 +42,7 @@ def test_every_field_of_request_and_answer_arrives(way: str) -> None:
             priority=-3,
             tenant="acme",
             salt=b"\x00\xff",
+            speculation=False,
         ),
         prefill=(Candidate("prefill-0", "127.0.0.1:9", 2**64 - 1),),
         local_prefill_max_tokens=128,

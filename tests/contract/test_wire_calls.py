@@ -31,6 +31,8 @@ from baton.rpc.kvreceiver import KvReceiverClient, kvreceiver_service
 from baton.rpc.planner import PlannerClient, planner_service
 from baton.rpc.prefill import PrefillClient, prefill_service
 from baton.rpc.serving import ServerPolicy
+from baton.rpc.wire.planner import plan_from_wire
+from baton.rpc.wire.types import token_request_from_wire, token_request_to_wire
 from protos.baton.v1 import planner_pb2 as pb
 from services.kvtransfer.directory import Directory
 from tests.contract.wire_doubles import (
@@ -58,6 +60,15 @@ from tests.contract.wire_doubles import (
 PREFILL = PrefillRequest(replace(TOKENS, attempt=Attempt(1, 2), attention_window=64), TICKET, skip_blocks=3)
 
 
+def test_who_says_nothing_of_speculation_allows_it() -> None:
+    """Callers and planners of a version that knows no drafts."""
+    message = token_request_to_wire(TOKENS)
+    message.ClearField("speculation")
+    assert token_request_from_wire(message) == TOKENS
+    silent = pb.PlanResponse(decode=[{"worker_id": "decode-0", "address": "a:1"}])
+    assert plan_from_wire(silent).speculation
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_plan_arrives_whole(way: str) -> None:
     plan = Plan(
@@ -66,6 +77,7 @@ def test_a_plan_arrives_whole(way: str) -> None:
         local_prefill_max_tokens=512,
         reasons=("least_load",),
         attention_window=4096,
+        speculation=False,
     )
     query = replace(QUERY, hop=2, priority=-1, avoid=("decode-7",), attention_window=512)
 

@@ -61,6 +61,8 @@ class EngineStats:
     host_seconds: float = 0.0
     device_seconds: float = 0.0
     device_idle_seconds: float = 0.0
+    draft_tokens_proposed: int = 0
+    draft_tokens_accepted: int = 0
 
 
 class WorkerState(StrEnum):
@@ -128,3 +130,4 @@ class Plan:
     local_prefill_max_tokens: int
     reasons: tuple[str, ...] = ()
     attention_window: int | None = None
+    speculation: bool = True  # drafts may be tried where the engine does so

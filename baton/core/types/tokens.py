@@ -46,6 +46,11 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0
 
+    @property
+    def has_penalties(self) -> bool:
+        """A draw depends on which tokens came before it, not on their number alone."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class StopRules:
@@ -97,6 +102,7 @@ class TokenRequest:
     salt: bytes = b""
     timeout: float | None = None  # seconds left when it was sent
     attention_window: int | None = None  # a token sees so many at most, itself included; None: as the model does
+    speculation: bool = True  # drafts may be tried where the engine does so; they change no token
 
     @property
     def context_tokens(self) -> int:

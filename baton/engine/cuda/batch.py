@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from baton.engine.cuda.draft_rows import draft_key
 from baton.engine.cuda.step_arrays import HOST, NOWHERE, BatchShape, Ints, StepArrays, aligned
 from baton.engine.runner import Draw, Part
 
@@ -55,6 +56,7 @@ class _Columns(NamedTuple):
     prompt_logprobs: tuple[int | None, ...]
     targets: tuple[Sequence[int], ...]
     window: tuple[int | None, ...]
+    drafts: tuple[tuple[int, ...], ...]
 
 
 class Batch:
@@ -78,9 +80,11 @@ class Batch:
         self._steady_blocks: list[int] = []
 
     def forget(self, key: int) -> None:
-        """The sequence's row is free, and what is known of its blocks and its last token is void."""
-        if self._row_of.pop(key, None) is not None:
+        """The rows of the sequence and its drafts are free; what is known of its blocks and its last token is void."""
+        number = 0
+        while self._row_of.pop(draft_key(key, number), None) is not None:
             self._steady_keys = ()
+            number += 1
 
     def pad(self, bucket: int, out: StepArrays[Ints]) -> int:
         """Fill ``out`` with a decode batch of padding alone, to warm up with. Returns the block ids in use."""
@@ -169,13 +173,14 @@ class Batch:
         for part, row in enumerate(rows.tolist()):
             key, draw = columns.key[part], columns.draw[part]
             old = old_row_of.get(key, -1)
-            source = old if old >= 0 and old_draws[old] is not None else HOST
             if row < 0:
                 continue
             self._row_of[key] = row
             if sizes[part] == 1:
-                out.row_sources[row] = source
-                out.row_token_ids[row] = columns.context[part][columns.start[part]] if source == HOST else 0
+                context, start = columns.context[part], columns.start[part]
+                is_on_host = len(context) > start or old < 0 or old_draws[old] is None
+                out.row_sources[row] = HOST if is_on_host else old
+                out.row_token_ids[row] = context[start] if is_on_host else 0
             if old != row:
                 self._set_blocks(row, 0, columns.blocks[part])
             elif len(columns.blocks[part]) != self._known_blocks[row]:
@@ -183,7 +188,8 @@ class Batch:
             if old != row or draw is not old_draws[row]:
                 changes.append(RowChange(row, part))
             self._draws[row] = draw
-        self._remember(columns, rows, is_steady=len(singles) == len(sizes) and None not in columns.draw)
+        is_steady = len(singles) == len(sizes) and None not in columns.draw and not any(columns.drafts)
+        self._remember(columns, rows, is_steady=is_steady)
         return rows, changes
 
     def _place(self, columns: _Columns, sizes: list[int], singles: list[int]) -> Ints:
@@ -204,7 +210,7 @@ class Batch:
         return rows
 
     def _remember(self, columns: _Columns, rows: Ints, *, is_steady: bool) -> None:
-        """Keep the arrangement if the next step may repeat it: every part one row that draws."""
+        """Keep the arrangement if the next step may repeat it: every part one row, whose token is its next one."""
         self._steady_keys = columns.key if is_steady else ()
         self._steady_draws = columns.draw
         self._steady_ends = columns.end

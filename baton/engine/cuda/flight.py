@@ -10,6 +10,7 @@ import torch
 
 from baton.core.errors import BatonError, InvalidRequest
 from baton.engine.cuda.batch import PackedBatch
+from baton.engine.cuda.draft_rows import without_draft_rows
 from baton.engine.cuda.sampler import MAX_EDITS, TOO_MANY_EDITS
 from baton.engine.cuda.scores import Scores
 from baton.engine.cuda.step_arrays import Ints
@@ -69,7 +70,8 @@ class Flight:
     """A launched step whose results are on their way."""
 
     slot: Slot
-    parts: Sequence[Part]
+    parts: Sequence[Part]  # those launched, then the rows of their drafts
+    launched: int
     packed: PackedBatch
     drawn: DrawnScores | None
     prompts: list[PromptScores]
@@ -86,6 +88,8 @@ class Flight:
         for index, error in failed.items():
             token_ids[index] = None
             details[index] = PartDetail(error=error)
+        if self.launched < len(self.parts):
+            return without_draft_rows(self.parts, self.launched, token_ids, details)
         return StepResult(token_ids, details)
 
     def _failed(self) -> dict[int, BatonError]:

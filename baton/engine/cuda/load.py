@@ -194,8 +194,9 @@ def _family(spec: DecoderSpec, weights: Weights, name: str, epilogue: Epilogue) 
 
 
 def _most_rows(config: EngineConfig) -> int:
-    """Sequences in one step: the scheduler admits no more either."""
-    return min(config.max_running, config.max_step_tokens)
+    """Sequences in one step, or sequences and drafts: the scheduler plans no more either."""
+    speculating = 0 if config.speculation == "off" else config.speculation_max_rows
+    return min(max(config.max_running, speculating), config.max_step_tokens)
 
 
 def _weight_bytes(spec: DecoderSpec, config: EngineConfig) -> int:

@@ -21,6 +21,7 @@ from baton.engine.cuda.attention import PrefillAttention
 from baton.engine.cuda.attention_shape import ChunkTable, PageTable
 from baton.engine.cuda.batch import Batch, PackedBatch
 from baton.engine.cuda.decoder import Attend, CudaDecoder, StepRows
+from baton.engine.cuda.draft_rows import with_draft_rows
 from baton.engine.cuda.flight import DrawnScores, Flight, PromptScores, Slot, alternatives
 from baton.engine.cuda.graphs import DecodeStep
 from baton.engine.cuda.sampler import DeviceSampler
@@ -89,7 +90,8 @@ class CudaRunner:
     @torch.inference_mode()
     def launch(self, parts: Sequence[Part]) -> None:
         """See ``Runner.launch``."""
-        m = self._machinery
+        m, launched = self._machinery, len(parts)
+        parts = with_draft_rows(parts)
         slot = self._slots[self._launches % len(self._slots)]
         self._launches += 1
         with torch.cuda.stream(self._steps):
@@ -108,7 +110,7 @@ class CudaRunner:
                 drawn = self._score_drawn(parts, packed, self._launch_rows(packed, staged))
             slot.queue()
             self._timer.end()
-        self._flights.append(Flight(slot, parts, packed, drawn, prompts))
+        self._flights.append(Flight(slot, parts, launched, packed, drawn, prompts))
 
     def collect(self) -> StepResult:
         """See ``Runner.collect``."""

@@ -46,6 +46,7 @@ def plan_to_wire(plan: Plan) -> pb.PlanResponse:
         local_prefill_max_tokens=plan.local_prefill_max_tokens,
         reasons=plan.reasons,
         attention_window=plan.attention_window,
+        speculation=plan.speculation,
     )
 
 
@@ -64,4 +65,5 @@ def plan_from_wire(message: pb.PlanResponse) -> Plan:
         local_prefill_max_tokens=message.local_prefill_max_tokens,
         reasons=tuple(message.reasons),
         attention_window=window,
+        speculation=message.speculation if message.HasField("speculation") else True,
     )

@@ -117,6 +117,7 @@ def token_request_to_wire(request: TokenRequest) -> pb.TokenRequest:
         salt=request.salt,
         timeout_seconds=request.timeout,
         attention_window=request.attention_window,
+        speculation=request.speculation,
     )
 
 
@@ -137,6 +138,7 @@ def token_request_from_wire(message: pb.TokenRequest) -> TokenRequest:
         salt=message.salt,
         timeout=_timeout_from_wire(message),
         attention_window=message.attention_window if message.HasField("attention_window") else None,
+        speculation=message.speculation if message.HasField("speculation") else True,
     )
 
 

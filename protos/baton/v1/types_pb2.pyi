@@ -120,7 +120,7 @@ class Placement(_message.Message):
     def __init__(self, decode_worker: _Optional[str] = ..., prefill_worker: _Optional[str] = ..., prefill_mode: _Optional[_Union[PrefillMode, str]] = ..., kv_bytes: _Optional[int] = ...) -> None: ...
 
 class TokenRequest(_message.Message):
-    __slots__ = ("request_id", "model", "attempt", "prompt", "generated", "sampling", "stop", "logprobs", "prompt_logprobs", "priority", "tenant", "salt", "timeout_seconds", "attention_window")
+    __slots__ = ("request_id", "model", "attempt", "prompt", "generated", "sampling", "stop", "logprobs", "prompt_logprobs", "priority", "tenant", "salt", "timeout_seconds", "speculation", "attention_window")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -134,6 +134,7 @@ class TokenRequest(_message.Message):
     TENANT_FIELD_NUMBER: _ClassVar[int]
     SALT_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_WINDOW_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
@@ -148,8 +149,9 @@ class TokenRequest(_message.Message):
     tenant: str
     salt: bytes
     timeout_seconds: float
+    speculation: bool
     attention_window: int
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., attempt: _Optional[_Union[Attempt, _Mapping]] = ..., prompt: _Optional[_Iterable[int]] = ..., generated: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stop: _Optional[_Union[StopRules, _Mapping]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., salt: _Optional[bytes] = ..., timeout_seconds: _Optional[float] = ..., attention_window: _Optional[int] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., attempt: _Optional[_Union[Attempt, _Mapping]] = ..., prompt: _Optional[_Iterable[int]] = ..., generated: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stop: _Optional[_Union[StopRules, _Mapping]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., salt: _Optional[bytes] = ..., timeout_seconds: _Optional[float] = ..., speculation: _Optional[bool] = ..., attention_window: _Optional[int] = ...) -> None: ...
 
 class Candidate(_message.Message):
     __slots__ = ("worker_id", "address", "epoch")

@@ -12,6 +12,7 @@ from baton.core.types import EngineStats
 from baton.engine.client import EngineClient, threaded_engine
 from baton.engine.config import EngineConfig
 from baton.engine.fake import FakeRunner, fake_card
+from baton.engine.load import build_runner
 from baton.engine.runner import Part
 from baton.engine.weights.source import load_spec
 from bench.engine_bench import EngineBench, Roofline, SteadyState
@@ -169,6 +170,26 @@ def test_no_prompt_comes_twice_over_repeats() -> None:
 def test_what_never_fits_the_engine_is_its_error() -> None:
     with pytest.raises(InvalidRequest, match="at most 4096"):
         asyncio.run(measure("batch:2x5000/2"))
+
+
+def test_answers_that_repeat_themselves_are_the_same_with_drafts() -> None:
+    config = EngineConfig("random:tiny-llama", dtype="float32", kv_blocks=128, threads=1, speculation="ngram")
+
+    async def main() -> dict[str, float]:
+        async with threaded_engine(build_runner(config), config) as engine:
+            prompts = RandomPrompts(engine.card.vocab_size, seed=1)
+            return await EngineBench(engine, prompts, SystemClock()).measure(parse_shapes("repeat:2x40/100")[0])
+
+    figures = asyncio.run(main())
+    assert figures["same_tokens"] == 1.0
+    assert figures["draft_acceptance"] > 0.5
+    assert figures["tokens_per_step"] > 3
+    assert figures["speedup"] == pytest.approx(figures["plain_tpot_ms"] / figures["tpot_ms"])
+
+
+def test_an_engine_that_does_not_speculate_cannot_show_what_drafts_bring() -> None:
+    with pytest.raises(ConfigError, match=r"repeat:1x9/9: the engine must speculate, set engine\.speculation"):
+        asyncio.run(measure("repeat:1x9/9"))
 
 
 def test_times_by_the_step_are_shown_where_an_engine_has_them() -> None:

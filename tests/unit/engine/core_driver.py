@@ -11,6 +11,7 @@ from baton.core.errors import BatonError
 from baton.core.types import EngineStats, FilledBlocks, FirstToken, StopRules, TokenChunk, TokenRequest
 from baton.engine.config import EngineConfig
 from baton.engine.core import EngineCore
+from baton.engine.drafter import Drafter
 from baton.engine.fake import FakeRunner, fake_card
 from baton.engine.messages import (
     Admitted,
@@ -31,6 +32,7 @@ from baton.engine.messages import (
     Write,
     Written,
 )
+from baton.engine.process import plain_drafter
 from baton.engine.runner import Part, Runner
 
 STEPS = 20_000  # no test needs as many: more means that the engine hangs
@@ -68,9 +70,10 @@ class Outcome:
 class CoreDriver:
     """Commands and steps of an engine over ``runner``, one after another; the blocks are counted at each step."""
 
-    def __init__(self, runner: Runner, config: EngineConfig) -> None:
+    def __init__(self, runner: Runner, config: EngineConfig, drafter: Drafter | None = None) -> None:
+        """``drafter``: by default the one that an engine without a draft model has."""
         self.clock = ManualClock()
-        self.core = EngineCore(runner, config, self.clock)
+        self.core = EngineCore(runner, plain_drafter(config) if drafter is None else drafter, config, self.clock)
         self.outcomes: dict[int, Outcome] = {}
         self.replies: dict[int, bytes | BatonError | None] = {}
         self._numbers = 0

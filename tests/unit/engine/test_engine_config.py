@@ -31,6 +31,12 @@ from baton.engine.config import EngineConfig, device_defaults
         ("kv_format", "fp8"),
         ("gpu_memory_share", 0.0),
         ("gpu_memory_share", 1.5),
+        ("speculation", "always"),
+        ("draft_tokens", 0),
+        ("draft_tokens", 65),
+        ("speculation_max_rows", 1),
+        ("draft_kv_cache_mb", 0),
+        ("draft_model", "small"),
     ],
 )
 def test_a_setting_that_no_engine_can_run_with_is_named_with_its_value(key: str, value: float | str) -> None:
@@ -49,6 +55,15 @@ def test_fp8_needs_the_kernels_of_the_gpu(key: str) -> None:
     with pytest.raises(ConfigError, match=rf"engine\.{key} must be auto except on backend cuda, got 'fp8'"):
         EngineConfig(device="cuda", backend="torch", **{key: "fp8"})  # type: ignore[arg-type]
     assert getattr(EngineConfig(device="cuda", **{key: "fp8"}), key) == "fp8"  # type: ignore[arg-type]
+
+
+def test_speculation_by_a_model_needs_the_model() -> None:
+    with pytest.raises(
+        ConfigError, match=r"engine\.draft_model must name a model with engine\.speculation model, got ''"
+    ):
+        EngineConfig(speculation="model")
+    with pytest.raises(ConfigError, match=r"engine\.draft_model must be empty with .* ngram, got 'small'"):
+        EngineConfig(speculation="ngram", draft_model="small")
 
 
 def test_the_reference_backend_runs_in_float32_on_a_gpu() -> None:

@@ -160,6 +160,7 @@ class RankedPlanner:
         self.workers = list(workers)
         self.queries: list[PlanQuery] = []
         self.silent = silent
+        self.speculation = True
         self.error: BatonError | None = None
         self.attention_window: int | None = None
 
@@ -172,7 +173,9 @@ class RankedPlanner:
         left = tuple(candidate(worker) for worker in self.workers if worker not in query.avoid)
         if not left:
             raise Overloaded("no ready worker", retry_after=0.5)
-        return Plan(left, (candidate("prefill-0"),), 0, attention_window=self.attention_window)
+        window, speculation = self.attention_window, self.speculation
+        prefill = (candidate("prefill-0"),)
+        return Plan(left, prefill, 0, attention_window=window, speculation=speculation)
 
 
 def candidate(worker_id: str, epoch: int = 1) -> Candidate:

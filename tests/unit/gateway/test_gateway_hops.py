@@ -74,6 +74,15 @@ def test_the_plans_attention_window_is_in_every_hops_request() -> None:
     assert [query.attention_window for query in fleet.planner.queries] == [None, 64]
 
 
+@pytest.mark.parametrize("speculation", [True, False])
+def test_a_worker_is_told_what_the_plan_says_of_speculation(speculation: bool) -> None:
+    worker = ScriptedDecode("a")
+    fleet = Fleet(worker)
+    fleet.planner.speculation = speculation
+    asyncio.run(fleet.ask(ASK))
+    assert [request.tokens.speculation for request in worker.requests] == [speculation]
+
+
 def test_placement_names_the_first_prefill_and_the_latest_decode_worker() -> None:
     fleet = Fleet(ScriptedDecode("a", [Fault(3)]), ScriptedDecode("b"))
     last = asyncio.run(fleet.ask(ASK))[-1]

@@ -293,7 +293,7 @@ class TorchSampler:
             key, draw = self._rows[row]
             if draw is None:
                 continue
-            context = self._contexts[key]
+            context = self._contexts[key] if draw.sampling.has_penalties else [0] * (int(positions[row]) + 1)
             assert len(context) == int(positions[row]) + 1
             drawn = sample(logits[row : row + 1], [Row(draw, context)])[0]
             out_tokens[row] = drawn.token_id or 0

@@ -53,6 +53,11 @@ def ids(candidates: tuple[Candidate, ...]) -> list[str]:
     return [candidate.worker_id for candidate in candidates]
 
 
+@pytest.mark.parametrize("speculation", [True, False])
+def test_a_plan_says_whether_drafts_may_be_tried(speculation: bool) -> None:
+    assert decide(fleet(worker("d1")), config=PlannerConfig(speculation=speculation)).speculation == speculation
+
+
 def test_both_kinds_are_ranked_by_held_blocks() -> None:
     decided = decide(
         fleet(
