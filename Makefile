@@ -21,7 +21,7 @@ export GOMP_SPINCOUNT := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .PHONY: help setup demo test acceptance check lint format types protos protos-check protos-release up down bench lock \
-        test-torch-free clean
+        prove chaos test-torch-free clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -91,6 +91,15 @@ bench: setup $(PEERS)  ## measure Baton beside transformers on this machine, int
 test: setup  ## the whole suite but the slow tests, in series
 	@echo "test: pytest"
 	@timeout $(TEST_LIMIT) $(PYTEST)
+
+# Row N of tests/faults/README.md; without it ten random rows.
+prove: setup  ## make promise N's one-line change in a copy of the tree and expect its test to fail
+	@$(PY) -m tests.faults.prove $(N)
+
+SEED    ?= 1
+MINUTES ?= 10
+chaos: setup  ## break a whole deployment at random under load: SEED=1 MINUTES=10
+	@$(PY) -m tests.faults.chaos --seed $(SEED) --minutes $(MINUTES)
 
 acceptance: setup  ## everything that Baton promises on this machine: all tests, slow ones too, demo and benchmark
 	@echo "acceptance: pytest with the slow tests"

@@ -1,4 +1,4 @@
-"""Worker, planner and kvtransfer processes on loopback, started one by one: see Fleet."""
+"""Service processes on loopback, started one by one: see Fleet."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from baton.state.registry import RedisRegistry
 TOKEN = "a-token-for-tests"
 PASSWORD = "a-password-for-tests"
 GENEROUS_SECONDS = 60.0
-SERVICES = ("PLANNER", "PREFILL", "DECODE", "KVTRANSFER")
+SERVICES = ("PLANNER", "PREFILL", "DECODE", "KVTRANSFER", "GATEWAY")
 
 
 @dataclass
@@ -44,7 +44,8 @@ class Fleet:
     def start(self, role: Role, process_id: str, *settings: str) -> subprocess.Popen[bytes]:
         environment = os.environ | {"BATON_STATE__PASSWORD": PASSWORD}
         environment |= {f"BATON_{service}__SERVICE_TOKEN": TOKEN for service in SERVICES}
-        command = [sys.executable, "-m", f"services.{role.value}", "--id", process_id, "--parent-pid", str(os.getpid())]
+        package = "gateway" if role is Role.GATEWAY else f"services.{role.value}"
+        command = [sys.executable, "-m", package, "--id", process_id, "--parent-pid", str(os.getpid())]
         defaults = (f"state.url={self.url}", "engine.model=fake", "engine.kv_blocks=2000")
         command += [part for setting in (*defaults, *settings) for part in ("--set", setting)]
         with self.log(process_id).open("wb") as log:
@@ -70,10 +71,14 @@ class Fleet:
             for process_id in process_ids:
                 status = self.started[process_id].poll()
                 assert status is None, f"{process_id} ended with {status}: {self.log(process_id).read_text()}"
-            return all(found.get(key) and found[key].state is WorkerState.READY for key in process_ids)
+            return all(key in found and self._is_ready(found[key]) for key in process_ids)
 
         await self.until(all_ready, f"ready: {process_ids}")
         return found
+
+    def _is_ready(self, record: ProcessRecord) -> bool:
+        """And not the record that a killed process of the same id has left behind."""
+        return record.state is WorkerState.READY and record.pid == self.started[record.id].pid
 
     async def until(self, holds: Callable[[], object], what: str) -> None:
         """Poll (``holds`` may be a coroutine function) until true."""

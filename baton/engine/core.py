@@ -82,6 +82,7 @@ class EngineCore:
         self._drawn_tokens: list[int] = []
         self._events: list[Event] = []
         self._busy_seconds = 0.0
+        self._host_seconds = 0.0
         self._steps = 0
         self._prompt_computed = 0
         self._prompt_cached = 0
@@ -112,7 +113,7 @@ class EngineCore:
             prompt_tokens_cached=self._prompt_cached,
             tokens_generated=self._generated,
             preemptions=self._scheduler.preemptions,
-            host_seconds=max(0.0, self._busy_seconds - times.waited),
+            host_seconds=self._host_seconds,
             device_seconds=times.device,
             device_idle_seconds=times.device_idle,
             draft_tokens_proposed=self._speculator.proposed,
@@ -125,8 +126,12 @@ class EngineCore:
         return None if deadline is None else max(0.0, deadline - self._clock.now())
 
     def add_busy(self, seconds: float) -> None:
-        """The loop that drives the engine was awake for so long; what of it went on waiting, the runner knows."""
+        """The loop that drives the engine was awake for so long; what of it went on waiting, the runner knows.
+
+        It knows so before this is called, so the difference is taken here only: between two calls it may shrink.
+        """
         self._busy_seconds += seconds
+        self._host_seconds = max(self._host_seconds, self._busy_seconds - self._runner.times.waited)
 
     def step(self) -> StepReport:
         """Admit, run one step if there is anything to run, and report it with all that commands brought about."""

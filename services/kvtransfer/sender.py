@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from baton.core.api import KvReceiverApi, PrefillRun
 from baton.core.clock import Clock
-from baton.core.errors import BatonError, PeerUnavailable, TransferRejected, TransportUnavailable
+from baton.core.errors import BatonError, InvalidRequest, PeerUnavailable, TransferRejected, TransportUnavailable
 from baton.core.streams import closing
 from baton.core.telemetry import Meter
 from baton.core.types import FilledBlocks, KvConfirmation, KvHandshake, Ticket
@@ -152,6 +152,9 @@ class KvSender:
             raise self._lost(ticket, transport, PeerUnavailable(silent)) from error
         except PeerUnavailable as error:
             raise self._lost(ticket, transport, error) from error.__cause__
+        except InvalidRequest as error:  # our message arrived damaged; it is no verdict on the client's request
+            self._series.failed(transport, error.reason)
+            raise TransferRejected(f"receiver {ticket.receiver_address}: {error.message}") from error
         except BatonError as error:
             self._series.failed(transport, error.reason)
             raise

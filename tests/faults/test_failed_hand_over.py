@@ -221,6 +221,23 @@ def test_corrupt_chunk_is_refused_and_another_prefill_asked(network: NetworkFact
     asyncio.run(run())
 
 
+def test_chunk_that_arrives_damaged_is_no_verdict_on_the_request(network: NetworkFactory) -> None:
+    """A flipped bit may leave no message at all: the receiver then calls it invalid, but the client did nothing."""
+
+    def damaged(chunk: KvChunk) -> KvChunk:
+        if chunk.ticket.attempt.retry == 1:
+            raise InvalidRequest("cannot decode baton.v1.OfferRequest", field="OfferRequest")
+        return chunk
+
+    async def run() -> None:
+        async with Stack(network=network, prefill=2) as stack:
+            stack.workers["decode-0"].offers.on_offer = damaged
+            answer = await stack.generate(REQUEST, **plan_order(stack, "prefill-0", "prefill-1"))
+            await check(stack, answer, by="prefill-1")
+
+    asyncio.run(run())
+
+
 def test_without_checksums_wrong_bytes_are_what_decode_computes_from(network: NetworkFactory) -> None:
     """Decode does not quietly recompute: with checksums off it meets exchanged blocks (the fake engine notices)."""
 

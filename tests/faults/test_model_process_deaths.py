@@ -1,8 +1,9 @@
-"""kill -9 under the default model, float32: text, logprobs and stop strings come out as if nothing had happened."""
+"""Signals under the default model, float32: text, logprobs and stop strings come out as if nothing had happened."""
 
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -48,15 +49,17 @@ def assert_same(answer: Answer, reference: Answer) -> None:
     assert answer.usage.completion_tokens == reference.usage.completion_tokens == len(answer.token_ids)
 
 
-async def kill_decoder(running: RunningStack, request: GenerateRequest, after_tokens: int) -> Answer:
+async def kill_decoder(
+    running: RunningStack, request: GenerateRequest, after_tokens: int, number: signal.Signals = signal.SIGKILL
+) -> Answer:
     answer, killed = Answer("disturbed"), False
     async with aclosing(running.client.stream(request)) as chunks:
         async for chunk in chunks:
             answer.add(chunk, 0.0)
             if not killed and len(answer.token_ids) >= after_tokens:
                 killed = True
-                running.kill(answer.placement.decode_worker)
-    assert answer.migrations == 1
+                running.kill(answer.placement.decode_worker, number)
+    assert answer.migrations == (number is not signal.SIGTERM)  # told to end, it first ends what runs
     return answer
 
 
@@ -86,7 +89,26 @@ def test_streams_survive_the_death_of_their_decode_worker(smollm2_directory: Pat
     asyncio.run(main())
 
 
-def test_answer_survives_the_death_of_its_prefill_worker_mid_prefill(smollm2_directory: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGTERM])
+def test_stream_survives_a_decode_worker_that_is_stopped_or_told_to_end(
+    smollm2_directory: Path, number: signal.Signals
+) -> None:
+    async def main() -> None:
+        request = story(sampling=PENALISED)
+        async with smollm2(smollm2_directory, decode=2) as running:
+            reference = await running.ask("reference", request)
+            assert_same(await kill_decoder(running, request, 20, number), reference)
+            for child in running.stack.children:  # so that a stopped one can end in order
+                if child.process.poll() is None:
+                    child.process.send_signal(signal.SIGCONT)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
+def test_answer_survives_the_death_of_its_prefill_worker_mid_prefill(
+    smollm2_directory: Path, number: signal.Signals
+) -> None:
     async def main() -> None:
         ids = tuple(range(1000, 2400))
         request = GenerateRequest(
@@ -101,10 +123,13 @@ def test_answer_survives_the_death_of_its_prefill_worker_mid_prefill(smollm2_dir
                 "a prefill worker computes",
             )
             victim = next(r.id for r in workers.values() if r.id.startswith("prefill") and r.stats.running)
-            running.kill(victim)
+            running.kill(victim, number)
             answer = await asking
+            if number is signal.SIGSTOP:
+                running.kill(victim, signal.SIGCONT)  # so that it can end in order
             assert_same(answer, reference)
             assert answer.placement.prefill_mode is PrefillMode.REMOTE
-            assert answer.placement.prefill_worker not in ("", victim)
+            if number is not signal.SIGTERM:  # which may end what runs first
+                assert answer.placement.prefill_worker not in ("", victim)
 
     asyncio.run(main())

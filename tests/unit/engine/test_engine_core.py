@@ -598,7 +598,18 @@ def test_a_request_that_has_started_by_itself_takes_no_first_token() -> None:
 
 def test_waiting_for_the_device_is_no_work_of_the_host() -> None:
     driver = Driver(64)
-    driver.core.add_busy(2.0)
     driver.runner.times = RunnerTimes(waited=0.5, device=1.75, device_idle=0.25)
+    driver.core.add_busy(2.0)
     stats = driver.stats
     assert (stats.host_seconds, stats.device_seconds, stats.device_idle_seconds) == (1.5, 1.75, 0.25)
+
+
+def test_the_hosts_time_never_shrinks_while_a_turn_of_the_loop_is_under_way() -> None:
+    driver = Driver(64)
+    driver.core.add_busy(2.0)
+    driver.runner.times = RunnerTimes(
+        waited=0.5
+    )  # a step was collected, and the report of it leaves before the turn ends
+    assert driver.stats.host_seconds == 2.0
+    driver.core.add_busy(0.75)
+    assert driver.stats.host_seconds == 2.25
