@@ -11,8 +11,9 @@ from enum import StrEnum
 from typing import Protocol
 
 from baton.core.api import PrefillRun, Reservation
-from baton.core.errors import CorruptTransfer, TransferRejected
+from baton.core.errors import TransferRejected
 from baton.core.types import FilledBlocks, KvChunk, KvHandshake, Ticket
+from services.kvtransfer.checksum import compare
 
 
 class TransportName(StrEnum):
@@ -66,6 +67,4 @@ def require_checksums(chunk: KvChunk) -> None:
 
 def require_equal(found: Sequence[bytes], chunk: KvChunk, *, when: str) -> None:
     """CorruptTransfer naming the first block whose digest is not the chunk's."""
-    for index, (got, expected) in enumerate(zip(found, chunk.checksums, strict=True)):
-        if got != expected:
-            raise CorruptTransfer(f"block {chunk.first_block + index} does not match its checksum {when}")
+    compare(found, chunk.first_block, chunk.checksums, when=when)
