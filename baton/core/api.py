@@ -12,6 +12,7 @@ from typing import Protocol
 
 from baton.core.types import (
     DecodeRequest,
+    DevicePool,
     EngineStats,
     FilledBlocks,
     FirstToken,
@@ -142,12 +143,21 @@ class Reservation(Protocol):
         ...
 
     async def pull_blocks(
-        self, first_block: int, source: int, source_blocks: Sequence[int], filled: int
+        self, first_block: int, source: int, source_blocks: Sequence[int], filled: int, strong: bytes = b""
     ) -> tuple[bytes, ...]:
         """Copy blocks of the attached pool ``source`` into the reservation's own, of the last one ``filled`` slots.
 
-        Returns a digest of each block as it is stored. TransportUnavailable when ``source`` is not, or no longer,
-        attached.
+        Returns a digest of each block as it is stored; of a GPU's pool both lanes where ``strong``, which then has a
+        byte for each block, is 1. TransportUnavailable when ``source`` is not, or no longer, attached.
+        """
+        ...
+
+    async def receive_blocks(
+        self, first_block: int, link: int, number: int, filled: int, strong: bytes
+    ) -> tuple[bytes, ...]:
+        """Take message ``number`` of a link into as many of the reservation's own blocks as ``strong`` has bytes.
+
+        Otherwise as ``pull_blocks``. TransportUnavailable when the link is not joined, or breaks.
         """
         ...
 
@@ -178,6 +188,16 @@ class PrefillRun(Protocol):
         """Where these blocks stand in the engine's pool."""
         ...
 
+    async def digest_blocks(self, first_block: int, filled: int, strong: bytes) -> tuple[bytes, ...]:
+        """16 bytes for each block in a GPU's pool (``baton.engine.digest``), ``filled`` slots of the last one."""
+        ...
+
+    async def send_blocks(
+        self, first_block: int, link: int, number: int, filled: int, strong: bytes
+    ) -> tuple[bytes, ...]:
+        """Send the blocks as message ``number`` of a link; returns what ``digest_blocks`` does, when they are read."""
+        ...
+
     async def first_token(self) -> FirstToken: ...
 
 
@@ -190,6 +210,24 @@ class SharedPool(Protocol):
     @property
     def view(self) -> memoryview:
         """All blocks, one after another. What stands in one is final once it was reported as filled."""
+        ...
+
+
+class KvLinks(Protocol):
+    """An engine's links to others, each one way, from rank 0 to rank 1."""
+
+    async def invite(self) -> bytes:
+        """What another engine needs to join. TransportUnavailable when this one cannot make it."""
+        ...
+
+    def join(self, link: int, rank: int, invitation: bytes, seconds: float) -> None:
+        """Begin to join; one that is known is left as it is. ``seconds`` bounds everything that happens on it."""
+        ...
+
+    def leave(self, link: int) -> None: ...
+
+    def discard(self, link: int, number: int, block_count: int) -> None:
+        """Message ``number`` is wanted no more; its place is kept, so that those after it get through."""
         ...
 
 
@@ -209,8 +247,19 @@ class EngineApi(Protocol):
         """None where the pool's memory cannot be shared."""
         ...
 
-    def attach(self, pool_fd: int) -> int:
-        """Let the engine map the pool of another one; returns the name for ``Reservation.pull_blocks``."""
+    @property
+    def device_pool(self) -> DevicePool | None:
+        """The pool in GPU memory, where engines of the same host can map it."""
+        ...
+
+    @property
+    def links(self) -> KvLinks | None:
+        """None where the engine has no communicators."""
+        ...
+
+    def attach(self, pool: int | DevicePool) -> int:
+        """Let the engine map the pool of another one, by its descriptor if it lies in shared memory; returns the name
+        for ``Reservation.pull_blocks``."""
         ...
 
     def detach(self, source: int) -> None:

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AbstractContextManager, aclosing
+from contextlib import AbstractContextManager, aclosing, suppress
 from typing import Protocol
 
-from baton.core.errors import BatonError
+from baton.core.errors import BatonError, PeerUnavailable
 from baton.core.types import FilledBlocks, FirstToken, TokenChunk
 from baton.engine.mailbox import Mailbox
-from baton.engine.messages import Admitted, Command, Decode, Pull, Read, Write
+from baton.engine.messages import (
+    Admitted,
+    Command,
+    Decode,
+    Digest,
+    Invite,
+    Join,
+    Leave,
+    Pull,
+    Read,
+    Receive,
+    Send,
+    Write,
+)
 from baton.engine.sharedpool import DIGEST_BYTES
+
+
+NOBODY = 0  # no request and no operation has this number
 
 
 class Link(Protocol):
@@ -72,13 +88,20 @@ class EngineReservation(_BlockAccess):
             await reply.get()
 
     async def pull_blocks(
-        self, first_block: int, source: int, source_blocks: Sequence[int], filled: int
+        self, first_block: int, source: int, source_blocks: Sequence[int], filled: int, strong: bytes = b""
     ) -> tuple[bytes, ...]:
         """As ``write_blocks``; TransportUnavailable when ``source`` is not, or no longer, attached."""
         with self._link.operation() as (op, reply):
-            self._link.send(Pull(self._call.key, op, first_block, source, tuple(source_blocks), filled))
-            digests = await reply.get()
-            return tuple(digests[at : at + DIGEST_BYTES] for at in range(0, len(digests), DIGEST_BYTES))
+            self._link.send(Pull(self._call.key, op, first_block, source, tuple(source_blocks), filled, strong))
+            return _digests(await reply.get())
+
+    async def receive_blocks(
+        self, first_block: int, link: int, number: int, filled: int, strong: bytes
+    ) -> tuple[bytes, ...]:
+        """As ``write_blocks``; TransportUnavailable when the link is not joined, or breaks."""
+        with self._link.operation() as (op, reply):
+            self._link.send(Receive(self._call.key, op, link, number, first_block, filled, strong))
+            return _digests(await reply.get())
 
     async def decode(self, first: FirstToken | None) -> AsyncGenerator[TokenChunk, None]:
         if first is not None or not self._admitted.computing:
@@ -97,5 +120,45 @@ class EnginePrefill(_BlockAccess):
     def block_ids(self, first_block: int, block_count: int) -> tuple[int, ...]:
         return self._admitted.blocks[first_block : first_block + block_count]
 
+    async def digest_blocks(self, first_block: int, filled: int, strong: bytes) -> tuple[bytes, ...]:
+        """TransferRejected when the request does not hold these blocks."""
+        with self._link.operation() as (op, reply):
+            self._link.send(Digest(self._call.key, op, first_block, filled, strong))
+            return _digests(await reply.get())
+
+    async def send_blocks(
+        self, first_block: int, link: int, number: int, filled: int, strong: bytes
+    ) -> tuple[bytes, ...]:
+        """As ``digest_blocks``; TransportUnavailable when the link is not joined, or breaks."""
+        with self._link.operation() as (op, reply):
+            self._link.send(Send(self._call.key, op, link, number, first_block, filled, strong))
+            return _digests(await reply.get())
+
     async def first_token(self) -> FirstToken:
         return await self._call.first.get()
+
+
+class EngineLinks:
+    """Satisfies ``baton.core.api.KvLinks``."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    async def invite(self) -> bytes:
+        with self._link.operation() as (op, reply):
+            self._link.send(Invite(op))
+            return await reply.get()
+
+    def join(self, link: int, rank: int, invitation: bytes, seconds: float) -> None:
+        self._link.send(Join(link, rank, invitation, seconds))
+
+    def leave(self, link: int) -> None:
+        with suppress(PeerUnavailable):  # it ended with the engine
+            self._link.send(Leave(link))
+
+    def discard(self, link: int, number: int, block_count: int) -> None:
+        self._link.send(Receive(NOBODY, NOBODY, link, number, 0, 1, bytes(block_count)))
+
+
+def _digests(joined: bytes) -> tuple[bytes, ...]:
+    return tuple(bytes(joined[at : at + DIGEST_BYTES]) for at in range(0, len(joined), DIGEST_BYTES))

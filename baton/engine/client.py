@@ -18,15 +18,17 @@ from itertools import count
 
 from baton.core.clock import SystemClock
 from baton.core.errors import PeerUnavailable
-from baton.core.types import EngineStats, ModelCard, TokenChunk, TokenRequest
+from baton.core.types import DevicePool, EngineStats, ModelCard, TokenChunk, TokenRequest
 from baton.engine.blocks import BlockChange
-from baton.engine.calls import Call, EnginePrefill, EngineReservation
+from baton.engine.calls import Call, EngineLinks, EnginePrefill, EngineReservation
 from baton.engine.channel import AsyncChannel, ChannelClosed, SyncChannel
 from baton.engine.config import EngineConfig
 from baton.engine.mailbox import Mailbox
 from baton.engine.messages import (
     Admitted,
+    Answered,
     Attach,
+    AttachDevice,
     BlocksRead,
     Command,
     Detach,
@@ -74,6 +76,8 @@ class EngineClient:
         self._channel = channel
         self._descriptors = descriptors
         self._pool = pool
+        self._device_pool = ready.device_pool
+        self.links = EngineLinks(self) if ready.has_links else None
         self._exit_status = exit_status
         self._card = ready.card
         self._stats = ready.stats
@@ -98,10 +102,17 @@ class EngineClient:
     def pool(self) -> MappedPool | None:
         return self._pool
 
-    def attach(self, pool_fd: int) -> int:
+    @property
+    def device_pool(self) -> DevicePool | None:
+        return self._device_pool
+
+    def attach(self, pool: int | DevicePool) -> int:
         source = next(self._numbers)
+        if isinstance(pool, DevicePool):
+            self.send(AttachDevice(source, pool))
+            return source
         try:
-            self._descriptors.send(pool_fd)
+            self._descriptors.send(pool)
         except OSError as error:
             raise PeerUnavailable(f"the engine takes no descriptors: {error}") from error
         self.send(Attach(source))
@@ -203,17 +214,17 @@ class EngineClient:
 
     def _on_event(self, event: Event) -> None:
         """Hand an event to whom it concerns; those of callers who have left in the meantime concern nobody."""
-        if isinstance(event, Written | BlocksRead | Pulled | Refused):
+        if isinstance(event, Written | BlocksRead | Pulled | Answered | Refused):
             if event.op in self._replies:
                 self._on_reply(self._replies[event.op], event)
         elif event.key in self._calls:
             self._on_call(self._calls[event.key], event)
 
-    def _on_reply(self, reply: Mailbox[bytes], event: Written | BlocksRead | Pulled | Refused) -> None:
+    def _on_reply(self, reply: Mailbox[bytes], event: Written | BlocksRead | Pulled | Answered | Refused) -> None:
         match event:
             case Written():
                 reply.put(b"")
-            case BlocksRead(_, payload):
+            case BlocksRead(_, payload) | Answered(_, payload):
                 reply.put(payload)
             case Pulled(_, digests):
                 reply.put(b"".join(digests))

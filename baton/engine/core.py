@@ -25,23 +25,18 @@ from baton.engine.drafter import Drafter
 from baton.engine.limits import EngineLimits
 from baton.engine.messages import (
     Admitted,
-    Attach,
     Command,
     Decode,
-    Detach,
     Drawn,
     Event,
     Failed,
     Filled,
     First,
     Prefill,
-    Pull,
-    Read,
     Release,
     Reserve,
     StepReport,
     Streamed,
-    Write,
 )
 from baton.engine.runner import DrawnToken, Part, PartDetail, Runner
 from baton.engine.scheduler import Scheduler, Step
@@ -68,8 +63,6 @@ class EngineCore:
     ) -> None:
         """``peers``: where the pools come from that blocks are pulled out of."""
         self._runner = runner
-        self._peers = peers
-        self._access = BlockAccess(runner, peers)
         self._card = runner.card
         self._clock = clock
         self._limits = EngineLimits(runner.card, runner.total_blocks)
@@ -77,6 +70,7 @@ class EngineCore:
         self._speculator = Speculator(drafter, config)
         self._scheduler = Scheduler(self._pool, config, clock, self._speculator)
         self._live: dict[int, Sequence] = {}
+        self._access = BlockAccess(runner, peers, self._live.get, clock)
         self._flights: deque[Flight] = deque()
         self._drawn_keys: list[int] = []
         self._drawn_tokens: list[int] = []
@@ -133,6 +127,15 @@ class EngineCore:
         self._busy_seconds += seconds
         self._host_seconds = max(self._host_seconds, self._busy_seconds - self._runner.times.waited)
 
+    @property
+    def is_copying(self) -> bool:
+        """``look`` has to be called again soon."""
+        return self._access.is_busy
+
+    def look(self) -> None:
+        """Take in which copies beside the steps have ended. May be called while a step is waited for."""
+        self._events += self._access.look()
+
     def step(self) -> StepReport:
         """Admit, run one step if there is anything to run, and report it with all that commands brought about."""
         self.admit()
@@ -181,16 +184,12 @@ class EngineCore:
                 self._submit(key, Work.PREFILL, request)
             case Decode(key, first):
                 self._start(key, first)
-            case Write() | Read() | Pull():
-                self._events.append(self._access.answer(command, self._live.get(command.key)))
-            case Attach(source):
-                self._peers.attach(source)
-            case Detach(source):
-                self._peers.detach(source)
             case Release(key):
                 sequence = self._live.pop(key, None)
                 if sequence is not None:
                     self._drop(sequence)
+            case _:
+                self._events += self._access.handle(command)
 
     def _submit(self, key: int, work: Work, request: TokenRequest, compute_up_to: int = 0) -> None:
         try:
@@ -380,6 +379,7 @@ class EngineCore:
         self._drop(sequence)
 
     def _drop(self, sequence: Sequence) -> None:
+        self._access.fence(sequence.key)
         self._scheduler.drop(sequence)
         self._runner.forget(sequence.key)
         self._speculator.forget(sequence.key)

@@ -22,6 +22,7 @@ from hashlib import blake2b
 
 from baton.core.errors import CorruptTransfer
 from baton.core.types import KvFormat, ModelCard, TokenLogprob
+from baton.engine.fake_device import FakeCopies
 from baton.engine.runner import Draw, DrawnToken, Part, PartDetail, RunnerTimes, StepResult
 from baton.engine.sharedpool import PoolMemory
 
@@ -52,8 +53,8 @@ class FakeRunner:
     with penalties, on where the prompt ends.
 
     ``on_step`` is called in the engine's thread when a step is launched: a test may wait there. ``step_seconds`` is
-    the time a step takes, for demos. ``memory`` holds the pool if it is to be shared. Wrong use of the
-    protocol is a bug of the caller: RuntimeError.
+    the time a step takes, for demos. ``memory`` holds the pool if it is to be shared, ``device`` if it is to look like
+    one on a GPU. Wrong use of the protocol is a bug of the caller: RuntimeError.
     """
 
     def __init__(
@@ -65,9 +66,11 @@ class FakeRunner:
         step_seconds: float = 0.0,
         on_step: Callable[[Sequence[Part]], None] | None = None,
         memory: PoolMemory | None = None,
+        device: PoolMemory | None = None,
     ) -> None:
         self.card = card
         self.memory = memory
+        self.copies = None if device is None else FakeCopies(device, self._note_written)
         self.total_blocks = total_blocks
         self.steps_ahead = steps_ahead
         self.times = RunnerTimes()
@@ -75,7 +78,8 @@ class FakeRunner:
         self._on_step = on_step
         self._block_size = card.format.block_size
         self._block_bytes = card.format.block_bytes
-        self._pool = memoryview(bytearray(total_blocks * self._block_bytes)) if memory is None else memory.view
+        held = memory or device
+        self._pool = memoryview(bytearray(total_blocks * self._block_bytes)) if held is None else held.view
         if memory is not None:
             memory.on_pull = self._note_written
         self._writes = 0
@@ -100,6 +104,8 @@ class FakeRunner:
             time.sleep(self._step_seconds)
             waited, device, idle = self.times
             self.times = RunnerTimes(waited + self._step_seconds, device + self._step_seconds, idle)
+        if self.copies is not None:
+            self.copies.look()
         parts = self._flights.popleft()
         if not self._flights:
             self._verifying.clear()
@@ -125,6 +131,8 @@ class FakeRunner:
         self._pool = memoryview(b"")
         if self.memory is not None:
             self.memory.close()
+        if self.copies is not None:
+            self.copies.memory.close()
 
     def _copied(self, part: Part) -> Part:
         """The part as it is now, its drafts taken for known tokens; its sequence's lists go on changing."""

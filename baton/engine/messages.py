@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from baton.core.errors import BatonError
-from baton.core.types import EngineStats, FilledBlocks, FirstToken, ModelCard, TokenChunk, TokenRequest
+from baton.core.types import DevicePool, EngineStats, FilledBlocks, FirstToken, ModelCard, TokenChunk, TokenRequest
 from baton.engine.blocks import BlockChange
 from baton.engine.config import EngineConfig
 
@@ -82,7 +82,10 @@ class Detach:
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """Copy blocks of an attached pool into consecutive blocks of a reservation; ``filled`` slots of the last one."""
+    """Copy blocks of an attached pool into consecutive blocks of a reservation; ``filled`` slots of the last one.
+
+    Out of a GPU's pool ``strong`` has a byte for each block, 1 where the answer needs both lanes of the digest.
+    """
 
     key: int
     op: int
@@ -90,6 +93,78 @@ class Pull:
     source: int
     source_blocks: tuple[int, ...]
     filled: int
+    strong: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class AttachDevice:
+    """As Attach, for a pool in GPU memory."""
+
+    source: int
+    pool: DevicePool
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """Answer with a digest of consecutive blocks of a request, one for each byte of ``strong``."""
+
+    key: int
+    op: int
+    first_block: int
+    filled: int
+    strong: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Invite:
+    """Answer with the invitation to a link that another engine can join."""
+
+    op: int
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Take part in ``link``, as the one who sends (rank 0) or receives (1). Nothing on it may take longer than
+    ``seconds``."""
+
+    link: int
+    rank: int
+    invitation: bytes = field(repr=False)
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    link: int
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Message ``number`` of ``link``: consecutive blocks of a request, as in Digest, and answer with their digests."""
+
+    key: int
+    op: int
+    link: int
+    number: int
+    first_block: int
+    filled: int
+    strong: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """Message ``number`` of ``link`` into consecutive blocks of a reservation, and answer with digests of them.
+
+    What comes when the request holds these blocks no more is thrown away.
+    """
+
+    key: int
+    op: int
+    link: int
+    number: int
+    first_block: int
+    filled: int
+    strong: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +174,8 @@ class Release:
     key: int
 
 
-Command = Reserve | Prefill | Decode | Write | Read | Attach | Detach | Pull | Release
+DeviceCommand = AttachDevice | Digest | Invite | Join | Leave | Send | Receive
+Command = Reserve | Prefill | Decode | Write | Read | Attach | Detach | Pull | Release | DeviceCommand
 
 # --- engine to front --------------------------------------------------------------------------------------------------
 
@@ -121,6 +197,8 @@ class Ready:
     card: ModelCard
     stats: EngineStats
     is_shared: bool = False  # the descriptor of the pool's memory has been sent beside the channel
+    device_pool: DevicePool | None = None  # a pool in GPU memory that others may map
+    has_links: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +258,14 @@ class Pulled:
 
 
 @dataclass(frozen=True, slots=True)
+class Answered:
+    """What a device command asked for: digests one after another, or an invitation."""
+
+    op: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """A read, write or pull that was not done."""
 
@@ -187,7 +273,7 @@ class Refused:
     error: BatonError
 
 
-Event = Admitted | Filled | First | Streamed | Failed | Written | BlocksRead | Pulled | Refused
+Event = Admitted | Filled | First | Streamed | Failed | Written | BlocksRead | Pulled | Answered | Refused
 
 
 @dataclass(frozen=True, slots=True)

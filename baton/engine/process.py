@@ -21,8 +21,10 @@ from baton.core.tether import die_with_parent
 from baton.engine.channel import ChannelClosed, SyncChannel
 from baton.engine.config import EngineConfig
 from baton.engine.core import EngineCore
+from baton.engine.device_access import LOOK_SECONDS
 from baton.engine.drafter import Drafter, NgramDrafter, NoDrafts
 from baton.engine.fake import FakeRunner, fake_card
+from baton.engine.inbox import Inbox
 from baton.engine.messages import Load, LoadFailed, Loading, Ready
 from baton.engine.model_drafter import ModelDrafter
 from baton.engine.runner import Runner
@@ -42,20 +44,39 @@ def serve(
     What commands and admissions bring about is reported before the step that follows them, which may take long.
     """
     core = EngineCore(runner, drafter, config, clock, PeerPools(descriptors))
+    inbox = Inbox(channel)
+    if runner.copies is not None:
+        runner.copies.while_waiting(lambda: _serve_copies(core, inbox, channel))
     _announce(runner, core, channel, descriptors)
     while True:
-        wait = 0.0 if core.has_work else core.idle_seconds()
-        was_told = is_readable = channel.is_readable(wait)
+        was_told = is_readable = inbox.is_readable(_patience(core))
         awake = clock.now()
         while is_readable:
-            core.handle(channel.receive())
-            is_readable = channel.is_readable(0.0)
+            core.handle(inbox.receive())
+            is_readable = inbox.is_readable(0.0)
+        core.look()
         core.admit()
         if was_told or core.has_news:
             channel.send(core.report())
         if core.run():
             channel.send(core.report())
         core.add_busy(clock.now() - awake)
+
+
+def _patience(core: EngineCore) -> float | None:
+    """How long to wait for a command; None: for ever."""
+    if core.has_work:
+        return 0.0
+    return LOOK_SECONDS if core.is_copying else core.idle_seconds()
+
+
+def _serve_copies(core: EngineCore, inbox: Inbox, channel: SyncChannel) -> None:
+    """Begin and end copies while a step is computed: neither waits for its end."""
+    for command in inbox.urgent():
+        core.handle(command)
+    core.look()
+    if core.has_news:
+        channel.send(core.report())
 
 
 def _announce(runner: Runner, core: EngineCore, channel: SyncChannel, descriptors: Descriptors) -> None:
@@ -65,7 +86,9 @@ def _announce(runner: Runner, core: EngineCore, channel: SyncChannel, descriptor
             descriptors.send(memory.fd)
         except OSError as error:
             raise ChannelClosed("the front has gone") from error
-    channel.send(Ready(runner.card, core.stats, memory is not None))
+    copies = runner.copies
+    pool, links = (None, False) if copies is None else (copies.pool, copies.communicators is not None)
+    channel.send(Ready(runner.card, core.stats, memory is not None, pool, links))
 
 
 def fake_runner(config: EngineConfig) -> FakeRunner:
@@ -76,7 +99,9 @@ def fake_runner(config: EngineConfig) -> FakeRunner:
         raise ConfigError(f"engine.kv_cache_mb must hold at least one block, got {config.kv_cache_mb}")
     try:
         memory = shared_pool_memory(blocks, card.format)
-        return FakeRunner(card, blocks, step_seconds=config.fake_step_ms / 1000, memory=memory)
+        on_device = config.fake_pool == "device"
+        shared, device = (None, memory) if on_device else (memory, None)
+        return FakeRunner(card, blocks, step_seconds=config.fake_step_ms / 1000, memory=shared, device=device)
     except (MemoryError, OverflowError) as error:
         raise ConfigError(
             f"engine.kv_cache_mb (or engine.kv_blocks): must fit the memory of this machine, got {blocks} blocks"

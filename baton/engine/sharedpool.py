@@ -69,7 +69,7 @@ class PoolMemory:
         for index, (block, origin) in enumerate(zip(blocks, source_blocks, strict=True)):
             target = self.view[block * size : (block + 1) * size]
             slots = filled if index == last else self.layout.block_size
-            _copy(source[origin * size : (origin + 1) * size], target, self.layout, slots)
+            copy_block(source[origin * size : (origin + 1) * size], target, self.layout, slots)
             digests.append(block_digest(target, first_ordinal + index, self.layout, slots))
         return tuple(digests)
 
@@ -193,7 +193,8 @@ def filled_slots(block: memoryview, layout: KvFormat, filled: int) -> bytes | me
     return b"".join(block[start : start + kept] for start in range(0, len(block), run))
 
 
-def _copy(source: memoryview, target: memoryview, layout: KvFormat, filled: int) -> None:
+def copy_block(source: memoryview, target: memoryview, layout: KvFormat, filled: int) -> None:
+    """The ``filled`` slots of one block; the others are zeroed."""
     if filled == layout.block_size:
         target[:] = source
         return

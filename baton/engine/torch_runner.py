@@ -11,6 +11,7 @@ import torch
 from baton.core.types import ModelCard
 from baton.engine import kvcache
 from baton.engine.decoder import UNLIMITED, Decoder, PackedStep
+from baton.engine.device_copies import DeviceCopies
 from baton.engine.runner import DrawnToken, Part, PartDetail, RunnerTimes, StepResult
 from baton.engine.sampler import Row, Sample, logprob_of, sample
 from baton.engine.sharedpool import PoolMemory
@@ -22,12 +23,20 @@ class TorchRunner:
     steps_ahead = 0
     times = RunnerTimes()
 
-    def __init__(self, decoder: Decoder, pool: torch.Tensor, card: ModelCard, memory: PoolMemory | None = None) -> None:
-        """``memory``: that of ``pool``, if it can be shared."""
+    def __init__(
+        self,
+        decoder: Decoder,
+        pool: torch.Tensor,
+        card: ModelCard,
+        memory: PoolMemory | None = None,
+        copies: DeviceCopies | None = None,
+    ) -> None:
+        """``memory``: that of ``pool``, if it can be shared; ``copies``: over ``pool``, if it is on a GPU."""
         self._decoder = decoder
         self._pool = pool
         self._card = card
         self.memory = memory
+        self.copies = copies
         self._results: deque[StepResult] = deque()
 
     @property

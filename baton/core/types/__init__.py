@@ -39,6 +39,7 @@ from baton.core.types.tokens import (
     Usage,
 )
 from baton.core.types.transfer import (
+    DevicePool,
     FilledBlocks,
     KvChunk,
     KvConfirmation,
@@ -54,6 +55,7 @@ __all__ = [
     "Candidate",
     "ChatMessage",
     "DecodeRequest",
+    "DevicePool",
     "EngineStats",
     "FilledBlocks",
     "FinishReason",

@@ -67,11 +67,33 @@ class Ticket:
 
 
 @dataclass(frozen=True, slots=True)
+class DevicePool:
+    """A KV pool in GPU memory, by what another process of the host needs to map it.
+
+    ``handle`` is the driver's name of the allocation that the pool lies in, ``offset`` where in it the pool begins.
+    ``device`` names the GPU, the same in every process.
+    """
+
+    handle: bytes = field(repr=False)
+    offset: int
+    size: int
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
 class KvSource:
-    """Where blocks stand in the pool of the worker of that ``epoch``."""
+    """Where blocks stand in the pool of the worker of that ``epoch``.
+
+    ``transport`` is how the receiver is to get them. With "nccl" they come as message ``number`` of ``link``, which the
+    receiver joins by ``invitation`` if it does not know it.
+    """
 
     epoch: int
     blocks: tuple[int, ...]
+    transport: str = "shm"
+    link: int = 0
+    number: int = 0
+    invitation: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
