@@ -32,7 +32,7 @@ from baton.core.errors import ConfigError
 from baton.core.memory import keep_large_buffers
 from baton.core.streams import closing
 from baton.core.telemetry import SilentMeter
-from baton.core.types import FilledBlocks, FirstToken, KvHandshake
+from baton.core.types import FilledBlocks, FirstToken
 from baton.engine.client import EngineClient, spawn_engine
 from baton.engine.config import EngineConfig
 from baton.rpc.channels import open_channel
@@ -44,11 +44,9 @@ from bench.random_model import with_context
 from bench.shapes import Batch, Range
 from bench.transfer_peer import Peer, peer, request_of
 from services.kvtransfer.config import KvTransferConfig
-from services.kvtransfer.handshake import identity
 from services.kvtransfer.sender import KvSender
-from services.kvtransfer.shm import host_name, shared_memory
-from services.kvtransfer.tcp import TcpOutgoing
-from services.kvtransfer.transport import Outgoing, TransportName
+from services.kvtransfer.transport import TransportName
+from services.kvtransfer.ways import ways
 
 COMMAND = "baton bench transfer"
 EPOCH = 1
@@ -89,6 +87,14 @@ class ComputedRun:
 
     def block_ids(self, first_block: int, block_count: int) -> tuple[int, ...]:
         return self._run.block_ids(first_block, block_count)
+
+    async def digest_blocks(self, first_block: int, filled: int, strong: bytes) -> tuple[bytes, ...]:
+        return await self._run.digest_blocks(first_block, filled, strong)
+
+    async def send_blocks(
+        self, first_block: int, link: int, number: int, filled: int, strong: bytes
+    ) -> tuple[bytes, ...]:
+        return await self._run.send_blocks(first_block, link, number, filled, strong)
 
     async def first_token(self) -> FirstToken:
         return await self._run.first_token()
@@ -245,19 +251,17 @@ def _senders(
     channel = open_channel(other.address)
     stack.push_async_callback(channel.close)
     client = KvReceiverClient(channel)
-    shared = stack.enter_context(shared_memory(engine, EPOCH, kvtransfer))
-    ways: list[Outgoing] = [TcpOutgoing(engine.card.format, kvtransfer.checksum_policy, engine.pool)]
-    if shared is not None:
-        ways.append(shared.outgoing)
-
-    def hello(way: Outgoing) -> KvHandshake:
-        return identity("sender", EPOCH, engine.card, (way.name.value,), host_name())
-
+    transports = stack.enter_context(ways(engine, "sender", EPOCH, kvtransfer))
     return {
         way.name.value: KvSender(
-            hello(way), lambda _: client, [way], config=kvtransfer, meter=SilentMeter(), clock=SystemClock()
+            dataclasses.replace(transports.hello, transports=(way.name.value,)),
+            lambda _: client,
+            [way],
+            config=kvtransfer,
+            meter=SilentMeter(),
+            clock=SystemClock(),
         )
-        for way in ways
+        for way in transports.outgoing
     }
 
 

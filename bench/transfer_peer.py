@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import uvloop
 
@@ -27,11 +27,8 @@ from baton.rpc.kvreceiver import kvreceiver_service
 from baton.rpc.serving import ServerPolicy, serve
 from bench.bare_grpc import bare_server
 from services.kvtransfer.config import KvTransferConfig
-from services.kvtransfer.handshake import identity
 from services.kvtransfer.receiver import KvReceiver
-from services.kvtransfer.shm import host_name, shared_memory
-from services.kvtransfer.staging import staging
-from services.kvtransfer.tcp import TcpIncoming
+from services.kvtransfer.ways import ways
 
 EPOCH = 2
 ATTEMPT = Attempt(0, 1)
@@ -96,13 +93,10 @@ async def peer(engine: EngineConfig, kvtransfer: KvTransferConfig) -> AsyncItera
 async def _serve(engine_config: EngineConfig, config: KvTransferConfig) -> None:
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(spawn_engine(engine_config))
-        shared = stack.enter_context(shared_memory(engine, EPOCH, config))
-        hello = identity(RECEIVER, EPOCH, engine.card, config.transports, host_name())
-        answer = hello if shared is None else replace(hello, door=shared.door.invitation)
-        staged = stack.enter_context(staging(engine, engine.card.format, config.staging_bytes))
-        tcp = TcpIncoming(engine.card.format, config.checksum_policy, staged)
-        shm = None if shared is None else shared.incoming
-        receiver = KvReceiver(answer, RECEIVER, tcp, shm, meter=SilentMeter(), clock=SystemClock())
+        transports = stack.enter_context(ways(engine, RECEIVER, EPOCH, config))
+        receiver = KvReceiver(
+            transports.answer, RECEIVER, *transports.incoming, meter=SilentMeter(), clock=SystemClock()
+        )
         server = await stack.enter_async_context(
             serve([kvreceiver_service(receiver)], "127.0.0.1:0", SilentMeter(), ServerPolicy(drain=0.0))
         )

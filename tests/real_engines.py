@@ -100,6 +100,10 @@ class GatedRunner:
         return self._inner.memory
 
     @property
+    def copies(self) -> DeviceCopies | None:
+        return self._inner.copies
+
+    @property
     def steps_ahead(self) -> int:
         return self._inner.steps_ahead
 
@@ -152,6 +156,10 @@ class AheadRunner:
     @property
     def memory(self) -> PoolMemory | None:
         return self._inner.memory
+
+    @property
+    def copies(self) -> DeviceCopies | None:
+        return self._inner.copies
 
     def launch(self, parts: Sequence[Part]) -> None:
         copies = [part._replace(context=part.context[: part.end], blocks=list(part.blocks)) for part in parts]

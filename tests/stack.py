@@ -40,8 +40,7 @@ from gateway.prompt import ModelText, Prompts
 from gateway.relay import RelayPolicy
 from gateway.service import Gateway, GatewayPolicy
 from services.kvtransfer.config import KvTransferConfig
-from services.kvtransfer.shm import shared_memory
-from services.kvtransfer.staging import staging
+from services.kvtransfer.ways import ways
 from services.planner.config import PlannerConfig
 from services.planner.service import Planner
 from services.worker.parts import build_parts
@@ -53,7 +52,11 @@ ALWAYS_REMOTE = PlannerConfig(local_prefill_max_tokens=0)
 TWO_BLOCKS = 2 * 16 * 16
 TWO_BLOCKS = 2 * 16 * 16  # bytes
 SMALL_MESSAGES = KvTransferConfig(
-    max_message_bytes=TWO_BLOCKS, max_mapped_bytes=TWO_BLOCKS, acknowledge_seconds=GENEROUS_SECONDS
+    max_message_bytes=TWO_BLOCKS,
+    max_mapped_bytes=TWO_BLOCKS,
+    max_device_bytes=TWO_BLOCKS,
+    max_link_bytes=TWO_BLOCKS,
+    acknowledge_seconds=GENEROUS_SECONDS
 )
 PRINCIPAL = Principal("acme", "tests", salt=b"salt of acme")
 ENGINE = EngineConfig(kv_blocks=128, block_size=16, max_step_tokens=64, max_running=16)
@@ -66,6 +69,7 @@ class Stack:
     steps_ahead: ClassVar[int] = 0  # of the fake engines; a test module may run under both
 
     transports: ClassVar[tuple[str, ...]] = ("shm", "tcp")  # that its workers may use
+    fake_pool: ClassVar[str] = "shared"  # or "device": what the pools of its fake engines look like
 
     prefill: int = 1
     decode: int = 1
@@ -107,14 +111,12 @@ class Stack:
         address = life.enter_context(self.joined.address(worker_id))
         me = Candidate(worker_id, address, epoch or 1000 + len(self.workers))
         kvtransfer = replace(self.kvtransfer, transports=self.transports)
-        shared = life.enter_context(shared_memory(engine, me.epoch, kvtransfer))
         parts = build_parts(
             engine,
             me,
             receivers=self.joined.receiver,
             prefill_peers=self.joined.prefill,
-            shared=shared,
-            staged=life.enter_context(staging(engine, engine.card.format, kvtransfer.staging_bytes)),
+            ways=life.enter_context(ways(engine, worker_id, me.epoch, kvtransfer)),
             kvtransfer=kvtransfer,
             meter=SilentMeter(),
             clock=SystemClock(),
@@ -128,7 +130,8 @@ class Stack:
     def _fake_runner(self, gate: StepGate) -> Runner:
         card = fake_card(block_size=self.engine.block_size)
         memory = shared_pool_memory(self.engine.kv_blocks, card.format)
-        return FakeRunner(card, self.engine.kv_blocks, steps_ahead=self.steps_ahead, on_step=gate, memory=memory)
+        place = {"memory" if self.fake_pool == "shared" else "device": memory}
+        return FakeRunner(card, self.engine.kv_blocks, steps_ahead=self.steps_ahead, on_step=gate, **place)
 
     def _gateway(self) -> Gateway:
         _, key = new_key("tests", "acme")

@@ -23,11 +23,13 @@ class KvTransferConfig(ProcessConfig):
 
     SECTION: ClassVar[str] = "kvtransfer"
 
-    transports: tuple[str, ...] = ("shm", "tcp")  # that may be used, where both workers have them
+    transports: tuple[str, ...] = ("cuda-ipc", "nccl", "shm", "tcp")  # that may be used, where both workers have them
     transport_rest_seconds: float = 30.0  # how long one that failed towards a peer is left alone
     checksums: str = "full"  # full | off
     max_message_bytes: int = 8 * 1024 * 1024  # of one offer; at least one block is always sent
     max_mapped_bytes: int = 32 * 1024 * 1024  # of one offer whose bytes are in mapped memory
+    max_device_bytes: int = 512 * 1024 * 1024  # of one offer whose bytes are in a mapped GPU's memory
+    max_link_bytes: int = 64 * 1024 * 1024  # of one offer whose bytes come over NCCL
     offers_in_flight: int = 3  # of one request
     acknowledge_seconds: float = 10.0  # a receiver silent for longer counts as lost
     peer_rest_seconds: float = 1.0  # how long a lost peer is left alone
@@ -41,10 +43,27 @@ class KvTransferConfig(ProcessConfig):
         known = [name.value for name in TransportName]
         named = set(self.transports)
         self.require(named <= set(known) and bool(named), "transports", f"must be some of {', '.join(known)}")
-        for key in ("max_message_bytes", "max_mapped_bytes", "offers_in_flight", "catalogue_blocks"):
+        for key in ("max_message_bytes", "max_mapped_bytes", "max_device_bytes", "max_link_bytes", "offers_in_flight", "catalogue_blocks"):
             self.require(getattr(self, key) >= 1, key, "must be at least 1")
         for key in ("acknowledge_seconds", "transport_rest_seconds", "peer_lease_seconds"):
             self.require(getattr(self, key) > 0, key, "must be positive")
+
+    def most_bytes(self, transport: TransportName) -> int:
+        """Of one offer by ``transport``."""
+        match transport:
+            case TransportName.CUDA_IPC:
+                return self.max_device_bytes
+            case TransportName.NCCL:
+                return self.max_link_bytes
+            case TransportName.SHM:
+                return self.max_mapped_bytes
+            case TransportName.TCP:
+                return self.max_message_bytes
+
+    @property
+    def link_seconds(self) -> float:
+        """For joining a link, and for each message on it: shorter than what makes a receiver count as lost."""
+        return self.acknowledge_seconds / 2
 
     @property
     def staging_bytes(self) -> int:

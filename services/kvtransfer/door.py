@@ -2,7 +2,7 @@
 
 A caller proves that it was told to come (the token, which travels in the authenticated handshake), and that it runs on
 this host under the same user (it reached the socket, and the kernel says who it is). It hands over the descriptor of
-its pool and keeps the connection: when that ends, by whatever death, the pool is unmapped.
+its pool, or what maps a GPU's, and keeps the connection: when that ends, by whatever death, the pool is unmapped.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from typing import NamedTuple
 
 from baton.core.api import EngineApi
 from baton.core.errors import BatonError, TransportUnavailable
-from baton.core.types import LocalDoor
+from baton.core.types import DevicePool, LocalDoor
 from baton.engine.sharedpool import MappedPool
 
 log = logging.getLogger(__name__)
 
 TOKEN_BYTES = 16
-GREETING = struct.Struct(f"<{TOKEN_BYTES}sQ")  # token, caller's epoch; the pool's descriptor goes with it
+GREETING = struct.Struct(f"<{TOKEN_BYTES}sQ")  # token, caller's epoch; the pool's descriptor goes with it, or follows
+DEVICE_POOL = struct.Struct("<QQHH")  # what follows for a GPU's: offset, size, lengths of the handle and of the GPU's name
 WELCOME = b"welcome"
-MAX_ANSWER = 1024
+MAX_GREETING = MAX_ANSWER = 1024
 MAX_CALLERS = 1024
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
@@ -77,7 +78,7 @@ class PoolDoor:
         """TransportUnavailable when that life of a sender is over, or never called."""
         found = self._sources.get(epoch)
         if found is None:
-            raise TransportUnavailable(f"shared memory: no pool of epoch {epoch} is mapped")
+            raise TransportUnavailable(f"door: no pool of epoch {epoch} is mapped")
         return found
 
     def close(self) -> None:
@@ -99,7 +100,7 @@ class PoolDoor:
 
     def _on_message(self, caller: socket.socket) -> None:
         try:
-            message, fds, _, _ = socket.recv_fds(caller, GREETING.size + 1, 1, socket.MSG_CMSG_CLOEXEC)
+            message, fds, _, _ = socket.recv_fds(caller, MAX_GREETING, 1, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return
         except OSError:
@@ -116,23 +117,25 @@ class PoolDoor:
             self._leave(caller)
 
     def _let_in(self, caller: socket.socket, message: bytes, fds: list[int]) -> None:
-        pool = MappedPool(fds[0]) if fds else None
+        mapped = MappedPool(fds[0]) if fds else None
         try:
-            if pool is None or len(message) != GREETING.size or self._callers[caller] is not None:
-                raise TransportUnavailable("shared memory: the greeting was not understood")
-            token, epoch = GREETING.unpack(message)
+            pool = _device_pool(message) if mapped is None else mapped.fd
+            if pool is None or (mapped and len(message) != GREETING.size) or self._callers[caller] is not None:
+                raise TransportUnavailable("door: the greeting was not understood")
+            token, epoch = GREETING.unpack(message[: GREETING.size])
             if not hmac.compare_digest(token, self.invitation.token):
-                raise TransportUnavailable("shared memory: the token is not this worker's")
-            if not pool.view.nbytes or pool.view.nbytes % self._engine.card.format.block_bytes:
-                raise TransportUnavailable("shared memory: the pool is not made of this format's blocks")
+                raise TransportUnavailable("door: the token is not this worker's")
+            size = pool.size if isinstance(pool, DevicePool) else mapped.view.nbytes if mapped else 0
+            if not size or size % self._engine.card.format.block_bytes:
+                raise TransportUnavailable("door: the pool is not made of this format's blocks")
             earlier = self._sources.get(epoch)
             if earlier is not None:  # its end has just not been seen yet
                 self._leave(earlier.connection)
             self._callers[caller] = epoch
-            self._sources[epoch] = Source(self._engine.attach(pool.fd), caller)
+            self._sources[epoch] = Source(self._engine.attach(pool), caller)
         finally:
-            if pool is not None:
-                pool.unmap()
+            if mapped is not None:
+                mapped.unmap()
 
     def _leave(self, caller: socket.socket) -> None:
         """The caller has gone, or has to go; nothing of it stays mapped."""
@@ -143,6 +146,28 @@ class PoolDoor:
         if epoch is not None and source is not None and source.connection is caller:
             del self._sources[epoch]
             self._engine.detach(source.number)
+
+
+def greeting(token: bytes, epoch: int, pool: DevicePool | None = None) -> bytes:
+    """What a caller says; without ``pool`` a descriptor goes with it."""
+    said = GREETING.pack(token, epoch)
+    if pool is None:
+        return said
+    device = pool.device.encode()
+    lengths = DEVICE_POOL.pack(pool.offset, pool.size, len(pool.handle), len(device))
+    return said + lengths + pool.handle + device
+
+
+def _device_pool(message: bytes) -> DevicePool | None:
+    """The one that a greeting brings; None where it is not whole."""
+    said = message[GREETING.size :]
+    if len(said) < DEVICE_POOL.size:
+        return None
+    offset, size, handle, device = DEVICE_POOL.unpack(said[: DEVICE_POOL.size])
+    names = said[DEVICE_POOL.size :]
+    if len(names) != handle + device or not handle:
+        return None
+    return DevicePool(names[:handle], offset, size, names[handle:].decode(errors="replace"))
 
 
 @contextmanager

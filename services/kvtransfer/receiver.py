@@ -14,7 +14,7 @@ from baton.core.types import Attempt, KvChunk, KvConfirmation, KvHandshake, Tick
 from services.kvtransfer.handshake import compare
 from services.kvtransfer.series import ReceiverSeries
 from services.kvtransfer.tickets import TicketBook
-from services.kvtransfer.transport import Incoming, TransportName
+from services.kvtransfer.transport import Incoming, TransportName, transport_of
 
 NO_TRANSPORT = "none"  # what fails is no offer
 
@@ -56,12 +56,17 @@ class KvReceiver:
     """
 
     def __init__(
-        self, identity: KvHandshake, address: str, tcp: Incoming, shm: Incoming | None, *, meter: Meter, clock: Clock
+        self,
+        identity: KvHandshake,
+        address: str,
+        tcp: Incoming,
+        *others: Incoming | None,
+        meter: Meter,
+        clock: Clock,
     ) -> None:
-        """``identity`` is what senders are answered; ``shm`` None: pools of other workers are not mapped here."""
+        """``identity`` is what senders are answered; ``others``: the further transports that there are here."""
         self._identity = identity
-        self._tcp = tcp
-        self._shm = shm
+        self._transports = {each.name: each for each in (tcp, *others) if each is not None}
         self._clock = clock
         self._book = TicketBook(address, identity.epoch)
         self._deliveries: dict[Ticket, Delivery] = {}
@@ -104,19 +109,32 @@ class KvReceiver:
 
     async def offer(self, chunk: KvChunk) -> None:
         began = self._clock.now()
-        name = TransportName.TCP if chunk.source is None else TransportName.SHM
-        with self._counting_failures(name), self._book.writing(chunk.ticket, chunk.first_block, chunk.block_count):
-            delivery = self._deliveries[chunk.ticket]
-            tokens = self._tokens(chunk, delivery.context_tokens)
-            with delivery.writing():
-                await self._transport(name).store(chunk, delivery.reservation, tokens)
+        with self._counting_failures(_label(chunk)):
+            transport = self._transport(transport_of(chunk))
+            tokens = await self._store(transport, chunk)
         size = tokens * (self._identity.format.block_bytes // self._identity.format.block_size)
-        delivery.bytes_received += size
-        self._series.received(name, size, self._clock.now() - began)
+        self._series.received(transport.name, size, self._clock.now() - began)
 
     async def confirm(self, confirmation: KvConfirmation) -> None:
         with self._counting_failures(NO_TRANSPORT):
             self._book.confirm(confirmation.ticket, confirmation.first_block, confirmation.block_count)
+
+    async def _store(self, transport: Incoming, chunk: KvChunk) -> int:
+        """The number of tokens that were stored."""
+        is_taken = False
+        try:
+            with self._book.writing(chunk.ticket, chunk.first_block, chunk.block_count):
+                delivery = self._deliveries[chunk.ticket]
+                tokens = self._tokens(chunk, delivery.context_tokens)
+                with delivery.writing():
+                    is_taken = True
+                    await transport.store(chunk, delivery.reservation, tokens)
+            delivery.bytes_received += tokens * (self._identity.format.block_bytes // self._identity.format.block_size)
+            return tokens
+        except TransferRejected:
+            if not is_taken:
+                transport.decline(chunk)
+            raise
 
     def _tokens(self, chunk: KvChunk, context_tokens: int) -> int:
         """How many the chunk's blocks hold; only the context's last block may be partly filled."""
@@ -133,8 +151,15 @@ class KvReceiver:
             raise
 
     def _transport(self, name: TransportName) -> Incoming:
-        if name is TransportName.TCP:
-            return self._tcp
-        if self._shm is None:
-            raise TransportUnavailable("shared memory: this worker maps no pools")
-        return self._shm
+        found = self._transports.get(name)
+        if found is None:
+            raise TransportUnavailable(f"transport {name} is not open here")
+        return found
+
+
+def _label(chunk: KvChunk) -> str:
+    """For metrics: what a peer says is not to make new ones."""
+    try:
+        return transport_of(chunk)
+    except TransportUnavailable:
+        return NO_TRANSPORT

@@ -48,6 +48,7 @@ class Routes:
         now, key = self._clock.now(), (receiver.epoch, transport.name)
         if self._resting.get(key, now) > now:
             return
+        transport.forget(receiver)
         left = [other for other in self._open_to(receiver) if other is not transport]
         if not left:
             raise error

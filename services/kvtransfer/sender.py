@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from typing import TypeVar
 
@@ -19,7 +19,7 @@ from services.kvtransfer.config import KvTransferConfig
 from services.kvtransfer.handshake import compare
 from services.kvtransfer.routes import Routes
 from services.kvtransfer.series import SenderSeries
-from services.kvtransfer.transport import Outgoing, TransportName
+from services.kvtransfer.transport import Outgoing
 
 MAX_KNOWN_PEERS = 1024
 HANDSHAKE = "none"  # no transport is chosen yet
@@ -81,8 +81,7 @@ class KvSender:
         whenever this confirms it. On any failure all offers under way are cancelled first.
         """
         receiver = await self.connect(ticket)
-        is_mapped = (await self._routes.choose(receiver)).name is TransportName.SHM
-        most_bytes = self._config.max_mapped_bytes if is_mapped else self._config.max_message_bytes
+        most_blocks = self._most_blocks(await self._routes.choose(receiver))
         slots = asyncio.Semaphore(self._config.offers_in_flight)
         shipped = 0
 
@@ -95,7 +94,7 @@ class KvSender:
                 slots.release()
 
         try:
-            async with asyncio.TaskGroup() as group, aclosing(self._messages(run, skip_blocks, most_bytes)) as messages:
+            async with asyncio.TaskGroup() as group, aclosing(self._messages(run, skip_blocks, most_blocks)) as messages:
                 async for blocks in messages:
                     await slots.acquire()
                     group.create_task(hand_over(blocks))
@@ -107,37 +106,49 @@ class KvSender:
         return shipped
 
     async def _hand_over(self, ticket: Ticket, receiver: KvHandshake, run: PrefillRun, blocks: FilledBlocks) -> int:
-        """Offer and confirm one message's blocks, by the next transport if one turns out not to work."""
+        """Offer and confirm blocks, by the next transport if one turns out not to work, which may take smaller offers.
+
+        Returns the bytes shipped.
+        """
         layout = self._identity.format
         tokens = blocks.tokens - blocks.first_block * layout.block_size
         size = tokens * (layout.block_bytes // layout.block_size)
         while True:
             transport = await self._routes.choose(receiver)
+            most = self._most_blocks(transport)
+            if blocks.block_count > most:
+                pieces = _pieces(blocks, most, layout.block_size)
+                return sum([await self._hand_over(ticket, receiver, run, piece) for piece in pieces])
             began = self._clock.now()
             try:
                 with self._series.in_flight(transport.name, blocks.block_count):
-                    chunk = await transport.chunk(ticket, run, blocks)
-                    # Only now: a channel on which nothing runs may be closed meanwhile.
-                    peer = self._receivers(ticket)
-                    await self._answered(ticket, transport.name, peer.offer(chunk))
-                    confirmation = KvConfirmation(ticket, chunk.first_block, chunk.block_count)
-                    await self._answered(ticket, transport.name, peer.confirm(confirmation))
+                    await self._offer(ticket, transport, run, blocks)
             except TransportUnavailable as error:
                 self._routes.fail(receiver, transport, error)
             else:
                 self._series.sent(transport.name, size, self._clock.now() - began)
                 return size
 
-    async def _messages(self, run: PrefillRun, skip_blocks: int, most_bytes: int) -> AsyncGenerator[FilledBlocks, None]:
-        """The blocks of each offer: finished ones, without the skipped ones, of ``most_bytes`` at most."""
-        layout = self._identity.format
-        most = max(1, most_bytes // layout.block_bytes)
+    async def _offer(self, ticket: Ticket, transport: Outgoing, run: PrefillRun, blocks: FilledBlocks) -> None:
+        chunk = await transport.chunk(ticket, run, blocks)
+        # Only now: a channel on which nothing runs may be closed meanwhile.
+        peer = self._receivers(ticket)
+        await self._answered(ticket, transport.name, peer.offer(chunk))
+        confirmation = KvConfirmation(ticket, chunk.first_block, chunk.block_count)
+        await self._answered(ticket, transport.name, peer.confirm(confirmation))
+
+    async def _messages(self, run: PrefillRun, skip_blocks: int, most: int) -> AsyncGenerator[FilledBlocks, None]:
+        """The blocks of each offer: finished ones, without the skipped ones, ``most`` at most."""
+        size = self._identity.format.block_size
         async with closing(run.filled()) as filled:
             async for blocks in filled:
                 start, stop = max(blocks.first_block, skip_blocks), blocks.first_block + blocks.block_count
-                for first in range(start, stop, most):
-                    count = min(most, stop - first)
-                    yield FilledBlocks(first, count, min(blocks.tokens, (first + count) * layout.block_size))
+                if start < stop:
+                    for piece in _pieces(FilledBlocks(start, stop - start, blocks.tokens), most, size):
+                        yield piece
+
+    def _most_blocks(self, transport: Outgoing) -> int:
+        return max(1, self._config.most_bytes(transport.name) // self._identity.format.block_bytes)
 
     async def _answered(self, ticket: Ticket, transport: str, call: Awaitable[T]) -> T:
         """The receiver's answer. A receiver that is gone or silent is PeerUnavailable and left alone for a while."""
@@ -165,6 +176,14 @@ class KvSender:
         self._known.pop(peer, None)
         self._circuit.trip(peer, error.message)
         return error
+
+
+def _pieces(blocks: FilledBlocks, most: int, block_size: int) -> Iterator[FilledBlocks]:
+    """The same blocks, ``most`` at a time."""
+    stop = blocks.first_block + blocks.block_count
+    for first in range(blocks.first_block, stop, most):
+        count = min(most, stop - first)
+        yield FilledBlocks(first, count, min(blocks.tokens, (first + count) * block_size))
 
 
 def _cause(failures: ExceptionGroup[Exception]) -> Exception:

@@ -7,22 +7,18 @@ were used again) can spoil only the copy, and a spoilt copy is never confirmed.
 
 from __future__ import annotations
 
-import asyncio
-import socket
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from baton.core.api import EngineApi, PrefillRun, Reservation, SharedPool
 from baton.core.errors import ConfigError, TransferRejected, TransportUnavailable
-from baton.core.types import FilledBlocks, KvChunk, KvFormat, KvHandshake, KvSource, LocalDoor, Ticket
+from baton.core.types import FilledBlocks, KvChunk, KvFormat, KvHandshake, KvSource, Ticket
 from baton.engine.sharedpool import block_digest
+from services.kvtransfer.callers import DoorCalls
 from services.kvtransfer.config import ChecksumPolicy, KvTransferConfig
-from services.kvtransfer.door import GREETING, MAX_ANSWER, WELCOME, PoolDoor, host_name, is_own_user, open_door
+from services.kvtransfer.door import PoolDoor, host_name, open_door
 from services.kvtransfer.transport import TransportName, require_checksums, require_equal
-
-MAX_LINKS = 1024
 
 
 class ShmOutgoing:
@@ -33,29 +29,19 @@ class ShmOutgoing:
     def __init__(self, epoch: int, host: str, layout: KvFormat, pool: SharedPool, config: KvTransferConfig) -> None:
         """``epoch``: of this worker's life."""
         self._epoch = epoch
-        self._host = host
         self._layout = layout
         self._pool = pool
         self._checksums = config.checksum_policy
-        self._limit = config.acknowledge_seconds
-        self._links: OrderedDict[LocalDoor, socket.socket] = OrderedDict()
-        self._opening = asyncio.Lock()
+        self._calls = DoorCalls(epoch, host, pool, config.acknowledge_seconds)
 
     def reaches(self, receiver: KvHandshake) -> bool:
-        return receiver.door is not None and receiver.host == self._host
+        return self._calls.reaches(receiver)
 
     async def open(self, receiver: KvHandshake) -> None:
-        door = receiver.door
-        if door is None:
-            raise TransportUnavailable(f"shared memory: {receiver.worker_id} has no door")
-        async with self._opening:
-            if door in self._links:
-                self._links.move_to_end(door)
-                return
-            self._links[door] = sock = await self._greet(door)
-        asyncio.get_running_loop().add_reader(sock, self._drop, door)  # nothing more is said: it is the end
-        while len(self._links) > MAX_LINKS:
-            self._drop(next(iter(self._links)))
+        await self._calls.open(receiver)
+
+    def forget(self, receiver: KvHandshake) -> None:
+        """The connection stays: it is the receiver that ends it."""
 
     async def chunk(self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks) -> KvChunk:
         first, count = blocks.first_block, blocks.block_count
@@ -66,8 +52,7 @@ class ShmOutgoing:
         return KvChunk(ticket, first, count, b"", checksums, KvSource(self._epoch, ids))
 
     def close(self) -> None:
-        for door in list(self._links):
-            self._drop(door)
+        self._calls.close()
 
     def _digests(self, ids: tuple[int, ...], blocks: FilledBlocks) -> Iterator[bytes]:
         layout = self._layout
@@ -75,33 +60,6 @@ class ShmOutgoing:
         for ordinal, block in enumerate(ids, blocks.first_block):
             filled = min(layout.block_size, blocks.tokens - ordinal * layout.block_size)
             yield block_digest(view[block * size : (block + 1) * size], ordinal, layout, filled)
-
-    async def _greet(self, door: LocalDoor) -> socket.socket:
-        loop = asyncio.get_running_loop()
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        sock.setblocking(False)
-        try:
-            async with asyncio.timeout(self._limit):
-                await loop.sock_connect(sock, f"\0{door.address}")
-                if not is_own_user(sock):
-                    raise TransportUnavailable("shared memory: the door belongs to another user")
-                socket.send_fds(sock, [GREETING.pack(door.token, self._epoch)], [self._pool.fd])
-                answer = await loop.sock_recv(sock, MAX_ANSWER)
-            if answer != WELCOME:
-                raise TransportUnavailable(answer.decode(errors="replace") or "shared memory: the door was shut")
-        except (OSError, TimeoutError) as error:
-            sock.close()
-            raise TransportUnavailable(f"shared memory: the door cannot be reached: {error!r}") from error
-        except BaseException:
-            sock.close()
-            raise
-        return sock
-
-    def _drop(self, door: LocalDoor) -> None:
-        sock = self._links.pop(door, None)
-        if sock is not None:
-            asyncio.get_running_loop().remove_reader(sock)
-            sock.close()
 
 
 class ShmIncoming:
@@ -128,6 +86,9 @@ class ShmIncoming:
         if self._checksums is not ChecksumPolicy.OFF:
             require_equal(digests, chunk, when="as stored")
 
+    def decline(self, chunk: KvChunk) -> None:
+        """Nothing comes by itself."""
+
 
 @dataclass(frozen=True, slots=True)
 class SharedMemory:
@@ -149,7 +110,7 @@ def shared_memory(engine: EngineApi, epoch: int, config: KvTransferConfig) -> It
         yield None
         return
     if pool is None or not host:
-        if TransportName.TCP not in config.transports:
+        if set(config.transports) == {TransportName.SHM}:
             raise ConfigError(f"kvtransfer.transports: this worker cannot share its pool, got {config.transports}")
         yield None
         return

@@ -30,6 +30,9 @@ class TcpOutgoing:
     async def open(self, receiver: KvHandshake) -> None:
         """Nothing to do: the receiver's channel is there already."""
 
+    def forget(self, receiver: KvHandshake) -> None:
+        """There is nothing."""
+
     async def chunk(self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks) -> KvChunk:
         first, count, layout = blocks.first_block, blocks.block_count, self._layout
         filled = blocks.tokens - (first + count - 1) * layout.block_size
@@ -71,6 +74,9 @@ class TcpIncoming:
         stored = await _written_and_read_back(reservation, chunk.first_block, chunk.block_count, blocks)
         packed = pack(stored, layout, filled_slots(chunk.payload, layout, chunk.block_count))
         verify(packed, chunk.first_block, chunk.checksums, layout.block_bytes, when="as stored")
+
+    def decline(self, chunk: KvChunk) -> None:
+        """The bytes are here already."""
 
     async def _pull(self, staging: Staging, chunk: KvChunk, reservation: Reservation, tokens: int) -> None:
         filled = tokens - (chunk.block_count - 1) * self._layout.block_size

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from baton.core.api import PrefillRun, Reservation
-from baton.core.errors import TransferRejected
+from baton.core.errors import TransferRejected, TransportUnavailable
 from baton.core.types import FilledBlocks, KvChunk, KvHandshake, Ticket
 from services.kvtransfer.checksum import compare
 
@@ -19,6 +19,8 @@ from services.kvtransfer.checksum import compare
 class TransportName(StrEnum):
     """Fastest first."""
 
+    CUDA_IPC = "cuda-ipc"  # the receiver's GPU copies out of the sender's mapped pool; one host
+    NCCL = "nccl"  # from GPU to GPU, by a pair of communicators
     SHM = "shm"  # the receiver's engine copies out of the sender's mapped pool; one host, pools on the CPU
     TCP = "tcp"  # the bytes travel in the offer; everywhere
 
@@ -33,6 +35,10 @@ class Outgoing(Protocol):
 
     async def open(self, receiver: KvHandshake) -> None:
         """Make ready for chunks to this receiver; at once when it is. TransportUnavailable when that fails."""
+        ...
+
+    def forget(self, receiver: KvHandshake) -> None:
+        """It failed towards this receiver: what there is for it alone is to be made anew next time."""
         ...
 
     async def chunk(self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks) -> KvChunk:
@@ -51,6 +57,20 @@ class Incoming(Protocol):
         TransportUnavailable when it should be offered another way.
         """
         ...
+
+    def decline(self, chunk: KvChunk) -> None:
+        """The chunk was refused before ``store``: its bytes, where they come by themselves, are wanted no more."""
+        ...
+
+
+def transport_of(chunk: KvChunk) -> TransportName:
+    """By which the chunk's bytes come. TransportUnavailable when this worker has never heard of it."""
+    if chunk.source is None:
+        return TransportName.TCP
+    try:
+        return TransportName(chunk.source.transport)
+    except ValueError as error:
+        raise TransportUnavailable(f"transport {chunk.source.transport} is not known here") from error
 
 
 def spoken(hello: KvHandshake) -> Sequence[str]:

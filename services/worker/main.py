@@ -26,8 +26,7 @@ from baton.rpc.serving import Service
 from baton.state.config import StateConfig
 from services.kvtransfer.config import KvTransferConfig
 from services.kvtransfer.handshake import identity
-from services.kvtransfer.shm import SharedMemory, shared_memory
-from services.kvtransfer.staging import Staging, staging
+from services.kvtransfer.ways import Ways, ways
 from services.process.config import WorkerConfig
 from services.process.main import run_service
 from services.process.process import ServiceProcess, service_process
@@ -58,9 +57,8 @@ async def serve(role: Role, section: Section[WorkerConfig], arguments: Arguments
         engine = await process.unless_stopped(loading)
         process.registration.describe(engine.card, lambda: engine.stats)
         kvtransfer = settings.fill(KVTRANSFER)
-        shared = stack.enter_context(shared_memory(engine, process.epoch, kvtransfer))
-        staged = stack.enter_context(staging(engine, engine.card.format, kvtransfer.staging_bytes))
-        parts = _parts(process, engine, shared, staged, kvtransfer)
+        transports = stack.enter_context(ways(engine, process.id, process.epoch, kvtransfer))
+        parts = _parts(process, engine, transports, kvtransfer)
         await process.unless_stopped(warm_up(parts))
         await stack.enter_async_context(background(_report(process, engine), "engine series"))
         await stack.enter_async_context(background(_catalogue(process, engine), "block catalogue"))
@@ -70,11 +68,7 @@ async def serve(role: Role, section: Section[WorkerConfig], arguments: Arguments
 
 
 def _parts(
-    process: ServiceProcess,
-    engine: EngineClient,
-    shared: SharedMemory | None,
-    staged: Staging | None,
-    kvtransfer: KvTransferConfig,
+    process: ServiceProcess, engine: EngineClient, transports: Ways, kvtransfer: KvTransferConfig
 ) -> WorkerParts:
     channels, limit = process.channels, kvtransfer.acknowledge_seconds
     return build_parts(
@@ -82,8 +76,7 @@ def _parts(
         Candidate(process.id, process.address, process.epoch),
         receivers=lambda ticket: KvReceiverClient(channels.get(ticket.receiver_address), limit),
         prefill_peers=lambda candidate: PrefillClient(channels.get(candidate.address)),
-        shared=shared,
-        staged=staged,
+        ways=transports,
         kvtransfer=kvtransfer,
         meter=process.meter,
         clock=process.clock,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from baton.core.api import EngineApi, KvReceiverApi, PrefillApi
 from baton.core.clock import Clock
@@ -11,13 +11,9 @@ from baton.core.telemetry import Meter
 from baton.core.types import Candidate, Ticket
 from services.decode.worker import DecodeWorker
 from services.kvtransfer.config import KvTransferConfig
-from services.kvtransfer.handshake import identity
 from services.kvtransfer.receiver import KvReceiver
 from services.kvtransfer.sender import KvSender
-from services.kvtransfer.shm import SharedMemory, host_name
-from services.kvtransfer.staging import Staging
-from services.kvtransfer.tcp import TcpIncoming, TcpOutgoing
-from services.kvtransfer.transport import Outgoing, TransportName
+from services.kvtransfer.ways import Ways
 from services.prefill.worker import PrefillWorker
 
 
@@ -35,30 +31,17 @@ def build_parts(
     *,
     receivers: Callable[[Ticket], KvReceiverApi],
     prefill_peers: Callable[[Candidate], PrefillApi],
-    shared: SharedMemory | None,
-    staged: Staging | None,
+    ways: Ways,
     kvtransfer: KvTransferConfig,
     meter: Meter,
     clock: Clock,
 ) -> WorkerParts:
     """``receivers`` and ``prefill_peers`` give the API of another worker; ``me`` is how others address this one.
 
-    ``shared`` and ``staged``: from ``shared_memory`` and ``staging``, for as long as the parts are in use.
+    ``ways``: the transports, open for as long as the parts are in use.
     """
-    ways = _ways(engine, shared, kvtransfer)
-    hello = identity(
-        me.worker_id, me.epoch, engine.card, tuple(way.name.value for way in ways), host_name() if shared else ""
-    )
-    answer = hello if shared is None else replace(hello, door=shared.door.invitation)
-    receiver = KvReceiver(
-        answer,
-        me.address,
-        TcpIncoming(engine.card.format, kvtransfer.checksum_policy, staged),
-        None if shared is None else shared.incoming,
-        meter=meter,
-        clock=clock,
-    )
-    sender = KvSender(hello, receivers, ways, config=kvtransfer, meter=meter, clock=clock)
+    receiver = KvReceiver(ways.answer, me.address, *ways.incoming, meter=meter, clock=clock)
+    sender = KvSender(ways.hello, receivers, ways.outgoing, config=kvtransfer, meter=meter, clock=clock)
     decode = DecodeWorker(
         engine,
         receiver,
@@ -70,11 +53,3 @@ def build_parts(
     )
     prefill = PrefillWorker(engine, sender, me, meter=meter, clock=clock)
     return WorkerParts(prefill, decode, receiver, lambda: prefill.computing + decode.computing)
-
-
-def _ways(engine: EngineApi, shared: SharedMemory | None, kvtransfer: KvTransferConfig) -> list[Outgoing]:
-    """The transports that this worker may send by, best first."""
-    ways: list[Outgoing] = [] if shared is None else [shared.outgoing]
-    if TransportName.TCP in kvtransfer.transports:
-        ways.append(TcpOutgoing(engine.card.format, kvtransfer.checksum_policy, engine.pool))
-    return ways

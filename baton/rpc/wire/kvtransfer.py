@@ -18,7 +18,7 @@ def chunk_to_wire(chunk: KvChunk) -> pb.OfferRequest:
         block_count=chunk.block_count,
         payload=chunk.payload,
         checksums=chunk.checksums,
-        source=None if chunk.source is None else pb.KvSource(epoch=chunk.source.epoch, blocks=chunk.source.blocks),
+        source=None if chunk.source is None else _source_to_wire(chunk.source),
     )
 
 
@@ -30,7 +30,29 @@ def chunk_from_wire(message: pb.OfferRequest) -> KvChunk:
         block_count=message.block_count,
         payload=message.payload,
         checksums=tuple(message.checksums),
-        source=KvSource(message.source.epoch, tuple(message.source.blocks)) if message.HasField("source") else None,
+        source=_source_from_wire(message.source) if message.HasField("source") else None,
+    )
+
+
+def _source_to_wire(source: KvSource) -> pb.KvSource:
+    return pb.KvSource(
+        epoch=source.epoch,
+        blocks=source.blocks,
+        transport=source.transport,
+        link=source.link,
+        number=source.number,
+        invitation=source.invitation,
+    )
+
+
+def _source_from_wire(message: pb.KvSource) -> KvSource:
+    return KvSource(
+        message.epoch,
+        tuple(message.blocks),
+        message.transport or "shm",
+        message.link,
+        message.number,
+        message.invitation,
     )
 
 

@@ -36,12 +36,20 @@ class OfferRequest(_message.Message):
     def __init__(self, ticket: _Optional[_Union[_types_pb2.Ticket, _Mapping]] = ..., first_block: _Optional[int] = ..., block_count: _Optional[int] = ..., payload: _Optional[bytes] = ..., checksums: _Optional[_Iterable[bytes]] = ..., source: _Optional[_Union[KvSource, _Mapping]] = ...) -> None: ...
 
 class KvSource(_message.Message):
-    __slots__ = ("epoch", "blocks")
+    __slots__ = ("epoch", "blocks", "transport", "link", "number", "invitation")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    INVITATION_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     blocks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, epoch: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ...) -> None: ...
+    transport: str
+    link: int
+    number: int
+    invitation: bytes
+    def __init__(self, epoch: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., transport: _Optional[str] = ..., link: _Optional[int] = ..., number: _Optional[int] = ..., invitation: _Optional[bytes] = ...) -> None: ...
 
 class OfferResponse(_message.Message):
     __slots__ = ()
