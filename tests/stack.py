@@ -121,7 +121,7 @@ class Stack:
             meter=SilentMeter(),
             clock=SystemClock(),
         )
-        worker = StackWorker(me, role, engine, gate, parts, OfferGate(parts.receiver), life)
+        worker = StackWorker(me, role, engine, gate, parts, OfferGate(parts.receiver), life, runner)
         self.workers[worker_id] = worker
         await self.joined.join(worker)
         await self.heartbeat()

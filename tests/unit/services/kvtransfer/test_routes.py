@@ -25,6 +25,7 @@ class Way:
         self.name = name
         self.opens = True
         self.opened = 0
+        self.forgotten = 0
         self.reaching = reaching
 
     def reaches(self, receiver: KvHandshake) -> bool:
@@ -34,6 +35,9 @@ class Way:
         self.opened += 1
         if not self.opens:
             raise TransportUnavailable("it is shut")
+
+    def forget(self, receiver: KvHandshake) -> None:
+        self.forgotten += 1
 
     async def chunk(self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks) -> KvChunk:
         raise NotImplementedError
