@@ -10,6 +10,7 @@ from typing import Any
 
 from baton.core.types import ModelCard, Sampling, StopRules, TokenChunk, TokenRequest
 from baton.engine.config import EngineConfig
+from baton.engine.device_copies import DeviceCopies
 from baton.engine.load import build_runner
 from baton.engine.runner import Part, Runner, RunnerTimes, StepResult
 from baton.engine.sharedpool import PoolMemory

@@ -56,7 +56,7 @@ SMALL_MESSAGES = KvTransferConfig(
     max_mapped_bytes=TWO_BLOCKS,
     max_device_bytes=TWO_BLOCKS,
     max_link_bytes=TWO_BLOCKS,
-    acknowledge_seconds=GENEROUS_SECONDS
+    acknowledge_seconds=GENEROUS_SECONDS,
 )
 PRINCIPAL = Principal("acme", "tests", salt=b"salt of acme")
 ENGINE = EngineConfig(kv_blocks=128, block_size=16, max_step_tokens=64, max_running=16)
@@ -130,8 +130,9 @@ class Stack:
     def _fake_runner(self, gate: StepGate) -> Runner:
         card = fake_card(block_size=self.engine.block_size)
         memory = shared_pool_memory(self.engine.kv_blocks, card.format)
-        place = {"memory" if self.fake_pool == "shared" else "device": memory}
-        return FakeRunner(card, self.engine.kv_blocks, steps_ahead=self.steps_ahead, on_step=gate, **place)
+        shared, device = (memory, None) if self.fake_pool == "shared" else (None, memory)
+        blocks, ahead = self.engine.kv_blocks, self.steps_ahead
+        return FakeRunner(card, blocks, steps_ahead=ahead, on_step=gate, memory=shared, device=device)
 
     def _gateway(self) -> Gateway:
         _, key = new_key("tests", "acme")

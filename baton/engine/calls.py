@@ -25,7 +25,6 @@ from baton.engine.messages import (
 )
 from baton.engine.sharedpool import DIGEST_BYTES
 
-
 NOBODY = 0  # no request and no operation has this number
 
 

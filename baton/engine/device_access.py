@@ -140,7 +140,7 @@ class DeviceAccess:
         source = self._pools[command.source]
         span = self._span(command.first_block, command.filled, command.strong)
         if span.count != len(command.source_blocks):
-            raise TransferRejected(f"strong: one byte for each of {len(command.source_blocks)} blocks, got {span.count}")
+            raise TransferRejected(f"strong: {len(command.source_blocks)} blocks need as many bytes, got {span.count}")
         if not all(0 <= block < source.blocks for block in command.source_blocks):
             raise TransportUnavailable(f"the pool {command.source} has {source.blocks} blocks, others were named")
         copy = copies.pull(self._waiting(command.key, span), source, command.source_blocks, span)

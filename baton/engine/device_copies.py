@@ -123,3 +123,7 @@ class DeviceCopies(Protocol):
     def while_waiting(self, look: Callable[[], None]) -> None:
         """The runner is to call ``look`` again and again whenever it waits for a step."""
         ...
+
+    def close(self) -> None:
+        """Wait for what has begun, and let go of the pool."""
+        ...

@@ -47,9 +47,7 @@ def block_keys(first_ordinal: int, count: int) -> NDArray[np.uint64]:
     return np.array([_scrambled(number + 1) for number in numbers], np.uint64).reshape(count, len(LANES))
 
 
-def block_digest(
-    block: bytes | memoryview, ordinal: int, layout: KvFormat, filled: int, *, is_strong: bool
-) -> bytes:
+def block_digest(block: bytes | memoryview, ordinal: int, layout: KvFormat, filled: int, *, is_strong: bool) -> bytes:
     """16 bytes, of the ``filled`` token slots of one block of this layout; words of the other slots are left out.
 
     A word's position counts from the block's beginning, whether slots before it are filled or not.

@@ -132,7 +132,7 @@ class FakeRunner:
         if self.memory is not None:
             self.memory.close()
         if self.copies is not None:
-            self.copies.memory.close()
+            self.copies.close()
 
     def _copied(self, part: Part) -> Part:
         """The part as it is now, its drafts taken for known tokens; its sequence's lists go on changing."""

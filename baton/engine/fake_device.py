@@ -76,6 +76,9 @@ class FakeCopies:
     def while_waiting(self, look: Callable[[], None]) -> None:
         self._look = look
 
+    def close(self) -> None:
+        self.memory.close()
+
     def look(self) -> None:
         """The runner waits for a step."""
         self._look()

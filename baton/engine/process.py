@@ -158,9 +158,13 @@ def load_runner(config: EngineConfig, report: Callable[[str], None]) -> Runner:
 
 
 def _prepare_threads(config: EngineConfig) -> None:
-    """Read by OpenMP when torch is loaded. Idle OpenMP threads must not spin: they would starve the other worker."""
+    """Read by OpenMP and NCCL when torch is loaded.
+
+    Idle OpenMP threads must not spin: they would starve the other worker.
+    """
     os.environ["GOMP_SPINCOUNT"] = "0"
     os.environ["OMP_NUM_THREADS"] = str(config.threads)
+    os.environ["NCCL_NVLS_ENABLE"] = "0"  # NVLink multicast: two ranks have no use for it, and it can hang a host
 
 
 def main() -> None:

@@ -66,6 +66,8 @@ class TorchRunner:
         kvcache.write_blocks(self._pool, blocks, payload)
 
     def close(self) -> None:
+        if self.copies is not None:
+            self.copies.close()
         del self._pool
         if self.memory is not None:
             self.memory.close()

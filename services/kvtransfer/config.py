@@ -43,7 +43,8 @@ class KvTransferConfig(ProcessConfig):
         known = [name.value for name in TransportName]
         named = set(self.transports)
         self.require(named <= set(known) and bool(named), "transports", f"must be some of {', '.join(known)}")
-        for key in ("max_message_bytes", "max_mapped_bytes", "max_device_bytes", "max_link_bytes", "offers_in_flight", "catalogue_blocks"):
+        sizes = ("max_message_bytes", "max_mapped_bytes", "max_device_bytes", "max_link_bytes")
+        for key in (*sizes, "offers_in_flight", "catalogue_blocks"):
             self.require(getattr(self, key) >= 1, key, "must be at least 1")
         for key in ("acknowledge_seconds", "transport_rest_seconds", "peer_lease_seconds"):
             self.require(getattr(self, key) > 0, key, "must be positive")

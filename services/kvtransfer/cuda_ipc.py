@@ -1,7 +1,7 @@
-"""KV that goes from GPU to GPU of one host, or stays on one: the receiver's GPU copies out of the sender's mapped pool.
+"""KV between GPUs of one host, or inside one: the receiver's GPU copies out of the sender's mapped pool.
 
-As with ``shm`` only names of blocks and their checksums are offered. What is digested is what was read, in the pass that
-stores it: the sender's digest is of its source, by a kernel of its own. Engines copy beside their steps.
+As with ``shm`` only names of blocks and their checksums are offered. The receiver digests what it has read in the pass
+that stores it, the sender its source by a kernel of its own. Engines copy beside their steps.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 TOKEN_BYTES = 16
 GREETING = struct.Struct(f"<{TOKEN_BYTES}sQ")  # token, caller's epoch; the pool's descriptor goes with it, or follows
-DEVICE_POOL = struct.Struct("<QQHH")  # what follows for a GPU's: offset, size, lengths of the handle and of the GPU's name
+DEVICE_POOL = struct.Struct("<QQHH")  # what follows: offset, size, lengths of the handle and of the GPU's name
 WELCOME = b"welcome"
 MAX_GREETING = MAX_ANSWER = 1024
 MAX_CALLERS = 1024

@@ -1,8 +1,8 @@
 """KV that goes from GPU to GPU by a pair of communicators, within a host or between hosts.
 
-A link leads one way, from the sender who makes it to one receiver, in whose engine it is joined when the first offer
-brings the invitation. The sender's engine packs blocks into a staging slot and sends it as the next message of the link;
-the receiver's takes the messages in order, and unpacks each once it has seen that the reservation still waits for it. A
+A link leads one way, from the sender who makes it to one receiver, whose engine joins it when the first offer brings
+the invitation. The sender's engine packs blocks into a staging slot and sends it as the next message of the link; the
+receiver's takes the messages in order, and unpacks each once it has seen that the reservation still waits for it. A
 message whose offer is refused is received and thrown away. One whose offer never arrives blocks the link; then its time
 limit ends it, offers under way take the next transport, and a new link is made later.
 """

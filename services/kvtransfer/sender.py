@@ -81,7 +81,7 @@ class KvSender:
         whenever this confirms it. On any failure all offers under way are cancelled first.
         """
         receiver = await self.connect(ticket)
-        most_blocks = self._most_blocks(await self._routes.choose(receiver))
+        most = self._most_blocks(await self._routes.choose(receiver))
         slots = asyncio.Semaphore(self._config.offers_in_flight)
         shipped = 0
 
@@ -94,7 +94,10 @@ class KvSender:
                 slots.release()
 
         try:
-            async with asyncio.TaskGroup() as group, aclosing(self._messages(run, skip_blocks, most_blocks)) as messages:
+            async with (
+                asyncio.TaskGroup() as group,
+                aclosing(self._messages(run, skip_blocks, most)) as messages,
+            ):
                 async for blocks in messages:
                     await slots.acquire()
                     group.create_task(hand_over(blocks))

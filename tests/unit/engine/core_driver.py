@@ -15,6 +15,7 @@ from baton.engine.drafter import Drafter
 from baton.engine.fake import FakeRunner, fake_card
 from baton.engine.messages import (
     Admitted,
+    Answered,
     BlocksRead,
     Command,
     Decode,
@@ -173,7 +174,7 @@ class CoreDriver:
                 self.outcomes[key].error = error
             case Written(op):
                 self.replies[op] = None
-            case BlocksRead(op, payload):
+            case BlocksRead(op, payload) | Answered(op, payload):
                 self.replies[op] = payload
             case Pulled(op, digests):
                 self.replies[op] = b"".join(digests)

@@ -61,6 +61,14 @@ class Run:
     def block_ids(self, first_block: int, block_count: int) -> tuple[int, ...]:
         raise NotImplementedError
 
+    async def digest_blocks(self, first_block: int, filled: int, strong: bytes) -> tuple[bytes, ...]:
+        raise NotImplementedError
+
+    async def send_blocks(
+        self, first_block: int, link: int, number: int, filled: int, strong: bytes
+    ) -> tuple[bytes, ...]:
+        raise NotImplementedError
+
     async def first_token(self) -> FirstToken:
         return FirstToken(1, Usage())
 
@@ -83,7 +91,12 @@ class Held:
         return b"".join(self.stored[ordinal] for ordinal in range(first_block, first_block + block_count))
 
     async def pull_blocks(
-        self, first_block: int, source: int, source_blocks: Sequence[int], filled: int
+        self, first_block: int, source: int, source_blocks: Sequence[int], filled: int, strong: bytes = b""
+    ) -> tuple[bytes, ...]:
+        raise NotImplementedError
+
+    async def receive_blocks(
+        self, first_block: int, link: int, number: int, filled: int, strong: bytes
     ) -> tuple[bytes, ...]:
         raise NotImplementedError
 
