@@ -46,8 +46,13 @@ class BlockAccess:
         return self._device.look()
 
     def fence(self, key: int) -> None:
-        """The request gives its blocks back."""
+        """Others than copies are to touch the request's blocks."""
         self._device.fence(key)
+
+    def close(self) -> None:
+        """Let go of other engines and their pools."""
+        self._device.close()
+        self._peers.close()
 
     def handle(self, command: Write | Read | Attach | Detach | Pull | DeviceCommand) -> Iterator[Event]:
         match command:
@@ -80,6 +85,7 @@ class BlockAccess:
         if rest:
             raise TransferRejected(f"payload: {len(command.payload)} bytes are not whole blocks of {self._block_bytes}")
         blocks = writable(self._find(command.key), command.first_block, count)
+        self._device.fence(command.key)
         self._runner.write_blocks(blocks, command.payload)
         return Written(command.op)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractContextManager, aclosing, suppress
 from typing import Protocol
@@ -10,6 +11,7 @@ from baton.core.errors import BatonError, PeerUnavailable
 from baton.core.types import FilledBlocks, FirstToken, TokenChunk
 from baton.engine.mailbox import Mailbox
 from baton.engine.messages import (
+    Abandon,
     Admitted,
     Command,
     Decode,
@@ -100,7 +102,12 @@ class EngineReservation(_BlockAccess):
         """As ``write_blocks``; TransportUnavailable when the link is not joined, or breaks."""
         with self._link.operation() as (op, reply):
             self._link.send(Receive(self._call.key, op, link, number, first_block, filled, strong))
-            return _digests(await reply.get())
+            try:
+                return _digests(await reply.get())
+            except asyncio.CancelledError:
+                with suppress(PeerUnavailable):  # it ended with the engine
+                    self._link.send(Abandon(op))
+                raise
 
     async def decode(self, first: FirstToken | None) -> AsyncGenerator[TokenChunk, None]:
         if first is not None or not self._admitted.computing:

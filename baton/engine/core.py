@@ -136,6 +136,10 @@ class EngineCore:
         """Take in which copies beside the steps have ended. May be called while a step is waited for."""
         self._events += self._access.look()
 
+    def close(self) -> None:
+        """Other engines are left; nothing is computed or copied any more."""
+        self._access.close()
+
     def step(self) -> StepReport:
         """Admit, run one step if there is anything to run, and report it with all that commands brought about."""
         self.admit()
@@ -206,6 +210,7 @@ class EngineCore:
         sequence = self._live.get(key)
         if sequence is None:
             return  # it has failed already, and said so
+        self._access.fence(key)  # a hand-over that was given up may still be copying
         if sequence.stage is not Stage.HELD:
             self._fail(sequence, InvalidRequest(f"decode: the request is {sequence.stage}, not held", field="decode"))
             return

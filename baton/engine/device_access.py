@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from baton.core.clock import Clock
 from baton.core.errors import BatonError, TransferRejected, TransportUnavailable
 from baton.core.types import KvFormat
-from baton.engine.device_copies import Copy, DeviceCopies, PoolMapping, Span
+from baton.engine.device_copies import Communicators, Copy, DeviceCopies, PoolMapping, Span
 from baton.engine.links import PairLink
 from baton.engine.messages import (
+    Abandon,
     Answered,
     AttachDevice,
     DeviceCommand,
@@ -73,7 +74,8 @@ class DeviceAccess:
         try:
             yield from self._begin(command)
         except BatonError as error:
-            if isinstance(command, AttachDevice | Join | Leave):  # told when somebody asks for what is missing
+            if isinstance(command, AttachDevice | Join | Leave | Abandon):
+                # Nobody waits for these; what is missing is told to whom it fails.
                 log.warning("device transport", extra={"command": type(command).__name__, "error": error.message})
             else:
                 yield Refused(command.op, error)
@@ -86,8 +88,12 @@ class DeviceAccess:
             self._close_left()
 
     def fence(self, key: int) -> None:
-        """The request gives its blocks back: steps must not use them before copies have ended."""
-        if self._copies is not None and (self._links or any(running.key == key for running in self._running)):
+        """Others than copies are to touch the request's blocks: not before the copies under way have ended."""
+        if self._copies is None:
+            return
+        if any(running.key == key for running in self._running) or any(
+            link.is_filling(key) for link in self._links.values()
+        ):
             self._copies.fence()
 
     def look(self) -> Iterator[Event]:
@@ -104,10 +110,16 @@ class DeviceAccess:
             yield from link.look()
 
     def close(self) -> None:
-        """Nothing stays joined. Mappings go with the process."""
+        """Nothing stays joined or mapped."""
         for link in self._links.values():
             list(link.fail(TransportUnavailable("link: the engine ends")))
         self._links.clear()
+        if self._copies is not None:
+            self._copies.drain()
+        self._running.clear()
+        for source in list(self._pools):
+            self.detach(source)
+        self._close_left()
 
     def _begin(self, command: DeviceCommand | Pull) -> Iterator[Event]:
         copies = self._copies
@@ -121,13 +133,20 @@ class DeviceAccess:
             case Digest(key, op, first, filled, strong):
                 span = self._span(first, filled, strong)
                 self._running.append(_Running(op, key, copies.digest(self._held(key, span), span), None))
+            case _:
+                yield from self._begin_on_link(copies.communicators, command)
+
+    def _begin_on_link(
+        self, communicators: Communicators | None, command: Invite | Join | Leave | Send | Receive | Abandon
+    ) -> Iterator[Event]:
+        if communicators is None:
+            raise TransportUnavailable("this engine has no communicators")
+        match command:
             case Invite(op):
-                if copies.communicators is None:
-                    raise TransportUnavailable("this engine has no communicators")
-                yield Answered(op, copies.communicators.invite())
+                yield Answered(op, communicators.invite())
             case Join(link, rank, invitation, seconds):
-                if copies.communicators is not None and link not in self._links:
-                    communicator = copies.communicators.join(invitation, rank)
+                if link not in self._links:
+                    communicator = communicators.join(invitation, rank)
                     self._links[link] = PairLink(communicator, rank, seconds, self._clock)
             case Leave(link):
                 left = self._links.pop(link, None)
@@ -135,6 +154,9 @@ class DeviceAccess:
                     yield from left.fail(TransportUnavailable("link: it was left"))
             case Send() | Receive():
                 self._exchange(command)
+            case Abandon(op):
+                for each in self._links.values():
+                    each.abandon(op)
 
     def _pull(self, copies: DeviceCopies, command: Pull) -> None:
         source = self._pools[command.source]
@@ -153,7 +175,7 @@ class DeviceAccess:
         span = self._span(command.first_block, command.filled, command.strong)
         find = self._held if isinstance(command, Send) else self._waiting
         size = span.count * self._layout.block_bytes
-        link.add(command.op, command.number, size, span, lambda: find(command.key, span))
+        link.add(command.key, command.op, command.number, size, span, lambda: find(command.key, span))
 
     def _span(self, first: int, filled: int, strong: bytes) -> Span:
         if not strong or not 0 < filled <= self._layout.block_size:

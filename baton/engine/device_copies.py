@@ -124,6 +124,10 @@ class DeviceCopies(Protocol):
         """The runner is to call ``look`` again and again whenever it waits for a step."""
         ...
 
+    def drain(self) -> None:
+        """Wait for what has begun."""
+        ...
+
     def close(self) -> None:
-        """Wait for what has begun, and let go of the pool."""
+        """Let go of the pool."""
         ...

@@ -76,6 +76,9 @@ class FakeCopies:
     def while_waiting(self, look: Callable[[], None]) -> None:
         self._look = look
 
+    def drain(self) -> None:
+        """None ends by itself."""
+
     def close(self) -> None:
         self.memory.close()
 

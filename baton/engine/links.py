@@ -31,8 +31,10 @@ class Stage(Enum):
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """``blocks`` gives the blocks to fill or read when it is their turn, or raises what the request is to be told."""
+    """``key`` is the request's; ``blocks`` gives the blocks to fill or read when it is their turn, or raises what the
+    request is to be told."""
 
+    key: int
     op: int
     number: int
     size: int
@@ -40,6 +42,7 @@ class Message:
     blocks: Callable[[], Sequence[int]]
     since: float
     stage: Stage = Stage.QUEUED
+    is_abandoned: bool = False
     slot: int = -1
     copy: Copy | None = None
     mark: Mark | None = None
@@ -72,7 +75,7 @@ class PairLink:
     def slot_bytes(self) -> int:
         return self._communicator.slot_bytes
 
-    def add(self, op: int, number: int, size: int, span: Span, blocks: Callable[[], Sequence[int]]) -> None:
+    def add(self, key: int, op: int, number: int, size: int, span: Span, blocks: Callable[[], Sequence[int]]) -> None:
         """Queue a message. Raises TransportUnavailable when the link is dead, or the message cannot be on it."""
         if self._failure is not None:
             raise self._failure
@@ -80,7 +83,16 @@ class PairLink:
             raise TransportUnavailable(f"link: a message has {self._communicator.slot_bytes} bytes at most, got {size}")
         if number in self._messages or number < self._next_begin:
             raise TransportUnavailable(f"link: message {number} was begun before")
-        self._messages[number] = Message(op, number, size, span, blocks, self._clock.now())
+        self._messages[number] = Message(key, op, number, size, span, blocks, self._clock.now())
+
+    def abandon(self, op: int) -> None:
+        """The message keeps its place, and is thrown away when it comes."""
+        for message in self._messages.values():
+            message.is_abandoned |= message.op == op
+
+    def is_filling(self, key: int) -> bool:
+        """Whether blocks of that request are being filled at this moment."""
+        return any(each.key == key and each.stage is Stage.UNPACKING for each in self._messages.values())
 
     def look(self) -> Iterator[Event]:
         """Go on with everything that can; what there is to tell."""
@@ -146,7 +158,7 @@ class PairLink:
             yield Answered(message.op, copy.digests())
 
     def _on_moved(self, message: Message) -> Iterator[Event]:
-        if self._rank == SENDER:
+        if self._rank == SENDER or message.is_abandoned:
             self._end(message)
             return
         try:

@@ -93,7 +93,7 @@ def _copies(config: EngineConfig, pool: torch.Tensor, layout: KvFormat) -> CudaC
     except CudaUnavailable as error:
         log.info("KV is not copied between GPUs", extra={"error": error.message})
         return None
-    return device_copies(library, pool, layout, torch.cuda.current_stream(pool.device))
+    return device_copies(library, pool, layout, [torch.cuda.current_stream(pool.device)])
 
 
 def _decoder(config: EngineConfig, spec: DecoderSpec, weights: Weights, dtype: torch.dtype) -> Decoder:

@@ -174,7 +174,14 @@ class Release:
     key: int
 
 
-DeviceCommand = AttachDevice | Digest | Invite | Join | Leave | Send | Receive
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """Nobody waits for the Receive of this number any more: what comes for it is thrown away."""
+
+    op: int
+
+
+DeviceCommand = AttachDevice | Abandon | Digest | Invite | Join | Leave | Send | Receive
 Command = Reserve | Prefill | Decode | Write | Read | Attach | Detach | Pull | Release | DeviceCommand
 
 # --- engine to front --------------------------------------------------------------------------------------------------

@@ -44,6 +44,13 @@ def serve(
     What commands and admissions bring about is reported before the step that follows them, which may take long.
     """
     core = EngineCore(runner, drafter, config, clock, PeerPools(descriptors))
+    try:
+        _loop(core, runner, channel, clock, descriptors)
+    finally:
+        core.close()
+
+
+def _loop(core: EngineCore, runner: Runner, channel: SyncChannel, clock: Clock, descriptors: Descriptors) -> None:
     inbox = Inbox(channel)
     if runner.copies is not None:
         runner.copies.while_waiting(lambda: _serve_copies(core, inbox, channel))

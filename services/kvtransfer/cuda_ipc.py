@@ -81,6 +81,9 @@ class CudaIpcIncoming:
         if self._checksums is not ChecksumPolicy.OFF:
             require_equal(found, chunk, when="as copied")
 
+    def abandon(self, ticket: Ticket) -> None:
+        """Nothing here waits for the sender."""
+
     def decline(self, chunk: KvChunk) -> None:
         """Nothing comes by itself."""
 

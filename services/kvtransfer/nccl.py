@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from typing import Any
 
 from baton.core.api import KvLinks, PrefillRun, Reservation
 from baton.core.errors import TransferRejected, TransportUnavailable
@@ -25,6 +26,8 @@ from services.kvtransfer.transport import TransportName, require_checksums, requ
 
 MAX_LINKS = 16  # of one worker each way: a link holds GPU memory
 MAX_LEFT = 1024
+
+Digests = tuple[bytes, ...]
 
 
 @dataclass(slots=True)
@@ -99,6 +102,7 @@ class NcclIncoming:
         self._seconds = config.link_seconds
         self._checksums = config.checksum_policy
         self._joined: OrderedDict[int, int] = OrderedDict()  # by the sender's epoch, its newest link
+        self._receiving: dict[Ticket, set[asyncio.Task[Digests]]] = {}
         self._left: OrderedDict[int, None] = OrderedDict()  # links, whose late offers must not bring them back
 
     async def store(self, chunk: KvChunk, reservation: Reservation, tokens: int) -> None:
@@ -112,9 +116,14 @@ class NcclIncoming:
                 raise
             strong = are_strong(chunk.checksums)
         filled = tokens - (chunk.block_count - 1) * self._block_size
-        found = await reservation.receive_blocks(chunk.first_block, source.link, source.number, filled, strong)
+        receiving = reservation.receive_blocks(chunk.first_block, source.link, source.number, filled, strong)
+        found = await self._unless_abandoned(chunk.ticket, receiving)
         if self._checksums is not ChecksumPolicy.OFF:
             require_equal(found, chunk, when="as received")
+
+    def abandon(self, ticket: Ticket) -> None:
+        for task in self._receiving.get(ticket, ()):
+            task.cancel()
 
     def decline(self, chunk: KvChunk) -> None:
         source = self._join(chunk)
@@ -123,6 +132,21 @@ class NcclIncoming:
     def close(self) -> None:
         while self._joined:
             self._leave(next(iter(self._joined)))
+
+    async def _unless_abandoned(self, ticket: Ticket, receiving: Coroutine[Any, Any, Digests]) -> Digests:
+        task = asyncio.create_task(receiving)
+        tasks = self._receiving.setdefault(ticket, set())
+        tasks.add(task)
+        try:
+            await asyncio.wait({task})
+        finally:
+            task.cancel()
+            tasks.discard(task)
+            if not tasks:
+                del self._receiving[ticket]
+        if task.cancelled():
+            raise TransferRejected("nccl: the ticket was closed before the message came")
+        return task.result()
 
     def _join(self, chunk: KvChunk) -> KvSource:
         source = chunk.source

@@ -92,6 +92,8 @@ class KvReceiver:
         finally:
             self._book.close(ticket)
             del self._deliveries[ticket]
+            for transport in self._transports.values():
+                transport.abandon(ticket)
             await delivery.quiet()
 
     def require_complete(self, delivery: Delivery) -> None:

@@ -86,6 +86,9 @@ class ShmIncoming:
         if self._checksums is not ChecksumPolicy.OFF:
             require_equal(digests, chunk, when="as stored")
 
+    def abandon(self, ticket: Ticket) -> None:
+        """Nothing here waits for the sender."""
+
     def decline(self, chunk: KvChunk) -> None:
         """Nothing comes by itself."""
 

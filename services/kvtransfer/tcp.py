@@ -75,6 +75,9 @@ class TcpIncoming:
         packed = pack(stored, layout, filled_slots(chunk.payload, layout, chunk.block_count))
         verify(packed, chunk.first_block, chunk.checksums, layout.block_bytes, when="as stored")
 
+    def abandon(self, ticket: Ticket) -> None:
+        """Nothing here waits for the sender."""
+
     def decline(self, chunk: KvChunk) -> None:
         """The bytes are here already."""
 

@@ -58,6 +58,10 @@ class Incoming(Protocol):
         """
         ...
 
+    def abandon(self, ticket: Ticket) -> None:
+        """The ticket was closed: no ``store`` under it is to wait for what a sender has yet to do."""
+        ...
+
     def decline(self, chunk: KvChunk) -> None:
         """The chunk was refused before ``store``: its bytes, where they come by themselves, are wanted no more."""
         ...

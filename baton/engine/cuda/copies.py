@@ -41,10 +41,10 @@ class CudaCopies:
         library: CudaLibrary,
         pool: torch.Tensor,
         layout: KvFormat,
-        steps: torch.cuda.Stream,
+        others: Sequence[torch.cuda.Stream],
         communicators: Callable[[CudaCopies], Communicators | None] = lambda _: None,
     ) -> None:
-        """``pool`` [blocks, ...], contiguous; ``steps``: the stream that the steps are launched on.
+        """``pool`` [blocks, ...], contiguous; ``others``: the streams on which others than copies touch it.
 
         CudaUnavailable for a layout that the kernels do not take.
         """
@@ -58,7 +58,7 @@ class CudaCopies:
         self._ipc = DeviceIpc(library, device)
         self._transfer = library.declare("baton_copy", (c_void_p, c_void_p, c_size_t, c_void_p))
         self._pool = pool
-        self._steps = steps
+        self._others = others
         self._slots: list[_Slot] = []
         self._look: Callable[[], None] = _no_look
         self.pool = self._exported()
@@ -123,7 +123,8 @@ class CudaCopies:
         return CudaCopy(slot, size, self._slots)
 
     def fence(self) -> None:
-        self._steps.wait_stream(self.stream)
+        for stream in self._others:
+            stream.wait_stream(self.stream)
 
     def while_waiting(self, look: Callable[[], None]) -> None:
         self._look = look
@@ -141,9 +142,11 @@ class CudaCopies:
             self.stream.synchronize()
             copy.digests()
 
-    def close(self) -> None:
-        """Wait for the copies that have begun and let go of the pool."""
+    def drain(self) -> None:
         self.stream.synchronize()
+
+    def close(self) -> None:
+        self.drain()
         self._slots.clear()
         del self._pool
 
@@ -162,13 +165,13 @@ class CudaCopies:
 
 
 def device_copies(
-    library: CudaLibrary, pool: torch.Tensor, layout: KvFormat, steps: torch.cuda.Stream
+    library: CudaLibrary, pool: torch.Tensor, layout: KvFormat, others: Sequence[torch.cuda.Stream]
 ) -> CudaCopies | None:
     """Copies over ``pool``, with communicators where NCCL is; None for a layout that the kernels do not take."""
     from baton.engine.cuda.nccl import nccl_communicators
 
     try:
-        copies = CudaCopies(library, pool, layout, steps, nccl_communicators)
+        copies = CudaCopies(library, pool, layout, others, nccl_communicators)
     except CudaUnavailable as error:
         log.info("KV is not copied between GPUs", extra={"error": error.message})
         return None

@@ -164,7 +164,7 @@ class _Assembly:
             pool,
             self._results,
             copy,
-            lambda blocks, stream: device_copies(self._library, blocks, self.card.format, stream),
+            lambda blocks, streams: device_copies(self._library, blocks, self.card.format, streams),
         )
         return CudaRunner(machinery, self.card, resources)
 

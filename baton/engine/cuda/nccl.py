@@ -47,8 +47,9 @@ class NcclCommunicators:
     def join(self, invitation: bytes, rank: int) -> NcclCommunicator:
         core = self._core
         try:
+            ring = torch.empty(SLOTS, SLOT_BYTES, dtype=torch.uint8, device=self._copies.device)
             invited, config = core.UniqueId.from_bytes(invitation), core.NCCLConfig(blocking=False)
-            return NcclCommunicator(core.Communicator.init(2, rank, invited, config), 1 - rank, self._copies)
+            return NcclCommunicator(core.Communicator.init(2, rank, invited, config), 1 - rank, ring, self._copies)
         except (RuntimeError, ValueError) as error:
             raise TransportUnavailable(f"nccl: cannot join: {error}") from error
 
@@ -59,12 +60,13 @@ class NcclCommunicator:
     slots = SLOTS
     slot_bytes = SLOT_BYTES
 
-    def __init__(self, communicator: Any, peer: int, copies: CudaCopies) -> None:
+    def __init__(self, communicator: Any, peer: int, ring: torch.Tensor, copies: CudaCopies) -> None:
+        """``ring`` uint8 [slots, slot_bytes] on the device."""
         self._communicator = communicator
         self._peer = peer
         self._copies = copies
         self._stream = torch.cuda.Stream(copies.device, priority=_URGENT)
-        self._ring = torch.empty(SLOTS, SLOT_BYTES, dtype=torch.uint8, device=copies.device)
+        self._ring = ring
 
     def is_settled(self) -> bool:
         try:

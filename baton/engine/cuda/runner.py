@@ -35,7 +35,7 @@ from baton.engine.runner import Part, RunnerTimes, StepResult
 STEPS_AHEAD = 1
 
 
-def _no_copies(pool: torch.Tensor, steps: torch.cuda.Stream) -> None:
+def _no_copies(pool: torch.Tensor, streams: Sequence[torch.cuda.Stream]) -> None:
     """Other engines cannot copy from the pool."""
 
 
@@ -53,7 +53,7 @@ class Machinery:
     pool: torch.Tensor  # its last block is the one that padding attends to
     results: torch.Tensor  # int32 [2, rows]: the drawn tokens and the sampler's flags
     copy: Copy
-    copies: Callable[[torch.Tensor, torch.cuda.Stream], CudaCopies | None] = _no_copies  # over a pool, beside steps
+    copies: Callable[[torch.Tensor, Sequence[torch.cuda.Stream]], CudaCopies | None] = _no_copies  # beside streams
 
 
 class CudaRunner:
@@ -71,7 +71,7 @@ class CudaRunner:
         self._steps = torch.cuda.Stream()
         self._copies = torch.cuda.Stream()
         torch.cuda.synchronize()  # all was made on another stream
-        self.copies = machinery.copies(machinery.pool[: self.total_blocks], self._steps)
+        self.copies = machinery.copies(machinery.pool[: self.total_blocks], (self._steps, self._copies))
 
     @property
     def card(self) -> ModelCard:
