@@ -220,7 +220,7 @@ async def run(plan: TransferPlan, model: str) -> dict[str, Any]:
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(spawn_engine(_roomy(config, plan), on_progress=say))
         other = await stack.enter_async_context(peer(_roomy(config, plan), kvtransfer))
-        senders = _senders(stack, engine, other, kvtransfer)
+        senders = senders_of(stack, engine, other, kvtransfer)
         bare = await stack.enter_async_context(bare_loop(other.bare_address, kvtransfer.offers_in_flight))
         bench = TransferBench(engine, config.max_step_tokens, other, senders, bare)
         results: list[dict[str, Any]] = []
@@ -244,7 +244,7 @@ def _roomy(config: EngineConfig, plan: TransferPlan) -> EngineConfig:
     return dataclasses.replace(config, kv_blocks=-(-longest // config.block_size) + 64)
 
 
-def _senders(
+def senders_of(
     stack: AsyncExitStack, engine: EngineClient, other: Peer, kvtransfer: KvTransferConfig
 ) -> dict[str, KvSender]:
     """One for each transport, which has no other to fall back to."""

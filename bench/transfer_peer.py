@@ -10,7 +10,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -67,7 +67,10 @@ class Peer:
 
 
 @asynccontextmanager
-async def peer(engine: EngineConfig, kvtransfer: KvTransferConfig) -> AsyncIterator[Peer]:
+async def peer(
+    engine: EngineConfig, kvtransfer: KvTransferConfig, environment: Mapping[str, str] | None = None
+) -> AsyncIterator[Peer]:
+    """``environment``: what is set for its process besides what is set here."""
     settings = json.dumps([dataclasses.asdict(engine), dataclasses.asdict(kvtransfer), os.getpid()])
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -76,6 +79,7 @@ async def peer(engine: EngineConfig, kvtransfer: KvTransferConfig) -> AsyncItera
         settings,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
+        env=os.environ | (environment or {}),
     )
     try:
         assert process.stdout is not None

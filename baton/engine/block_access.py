@@ -37,9 +37,9 @@ class BlockAccess:
         self._block_bytes = runner.card.format.block_bytes
 
     @property
-    def is_busy(self) -> bool:
-        """Copies are under way on the device."""
-        return self._device.is_busy
+    def look_within(self) -> float | None:
+        """Seconds after which ``look`` may tell something; None when nothing is under way."""
+        return self._device.look_within
 
     def look(self) -> Iterator[Event]:
         """What has ended on the device."""

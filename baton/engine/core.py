@@ -128,9 +128,9 @@ class EngineCore:
         self._host_seconds = max(self._host_seconds, self._busy_seconds - self._runner.times.waited)
 
     @property
-    def is_copying(self) -> bool:
-        """``look`` has to be called again soon."""
-        return self._access.is_busy
+    def look_within(self) -> float | None:
+        """Seconds after which ``look`` is to be called again; None when no copies are under way."""
+        return self._access.look_within
 
     def look(self) -> None:
         """Take in which copies beside the steps have ended. May be called while a step is waited for."""

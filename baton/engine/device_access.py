@@ -35,7 +35,8 @@ from baton.engine.sequence import Stage
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.0001  # between two looks of an engine that has nothing else to do
+LOOK_SECONDS = 0.001  # between two looks of an engine that has nothing else to do: what a poll can wait for
+SPIN_SECONDS = 0.003  # after something has happened it looks without a pause: most copies take less
 
 Find = Callable[[int], Request | None]
 
@@ -61,16 +62,25 @@ class DeviceAccess:
         self._leaving: list[PoolMapping] = []  # detached, and still copied from
         self._running: list[_Running] = []
         self._links: dict[int, PairLink] = {}
+        self._active_at = 0.0
 
     @property
     def is_busy(self) -> bool:
         """Something is under way that only ``look`` tells of."""
         return bool(self._running) or any(link.is_busy for link in self._links.values())
 
+    @property
+    def look_within(self) -> float | None:
+        """Seconds after which to look again; None when nothing is under way."""
+        if not self.is_busy:
+            return None
+        return 0.0 if self._clock.now() - self._active_at < SPIN_SECONDS else LOOK_SECONDS
+
     def has_pool(self, source: int) -> bool:
         return source in self._pools
 
     def handle(self, command: DeviceCommand | Pull) -> Iterator[Event]:
+        self._active_at = self._clock.now()
         try:
             yield from self._begin(command)
         except BatonError as error:
@@ -107,7 +117,9 @@ class DeviceAccess:
         if done and self._leaving:
             self._close_left()
         for link in list(self._links.values()):
-            yield from link.look()
+            for event in link.look():
+                self._active_at = self._clock.now()
+                yield event
 
     def close(self) -> None:
         """Nothing stays joined or mapped."""

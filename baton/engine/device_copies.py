@@ -12,6 +12,8 @@ from typing import Protocol
 
 from baton.core.types import DevicePool
 
+SLOT_BYTES = 64 << 20  # of a communicator's staging slots, at both ends: no message is larger
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -62,7 +64,7 @@ class Communicator(Protocol):
     """
 
     slots: int
-    slot_bytes: int
+    slot_bytes: int  # SLOT_BYTES
 
     def is_settled(self) -> bool:
         """Raises TransportUnavailable when the pair is broken."""

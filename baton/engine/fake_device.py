@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 
 from baton.core.errors import TransportUnavailable
 from baton.core.types import DevicePool, KvFormat
-from baton.engine.device_copies import Copy, PoolMapping, Span
+from baton.engine.device_copies import SLOT_BYTES, Copy, PoolMapping, Span
 from baton.engine.digest import block_digest
 from baton.engine.sharedpool import MappedPool, PoolMemory, copy_block
 
 DEVICE = "fake"
-SLOTS, SLOT_BLOCKS = 2, 64
+SLOTS = 2
 
 _HANDLE = struct.Struct("<qq")  # process id, file descriptor
 
@@ -179,13 +179,13 @@ class FakeCommunicator:
     """Satisfies ``Communicator``; rank 0 is the one with a ``listener``."""
 
     slots = SLOTS
+    slot_bytes = SLOT_BYTES
 
     def __init__(self, copies: FakeCopies, invitation: bytes, listener: socket.socket | None) -> None:
         self._copies = copies
         self._invitation = invitation
         self._listener = listener
         self._size = copies.memory.layout.block_bytes
-        self.slot_bytes = SLOT_BLOCKS * self._size
         self._slots = [memoryview(bytearray(self.slot_bytes)) for _ in range(self.slots)]
         self._connection: socket.socket | None = None
         self._moves: deque[tuple[memoryview, bool]] = deque()  # what is left of each, and whether it goes out

@@ -21,7 +21,6 @@ from baton.core.tether import die_with_parent
 from baton.engine.channel import ChannelClosed, SyncChannel
 from baton.engine.config import EngineConfig
 from baton.engine.core import EngineCore
-from baton.engine.device_access import LOOK_SECONDS
 from baton.engine.drafter import Drafter, NgramDrafter, NoDrafts
 from baton.engine.fake import FakeRunner, fake_card
 from baton.engine.inbox import Inbox
@@ -74,7 +73,8 @@ def _patience(core: EngineCore) -> float | None:
     """How long to wait for a command; None: for ever."""
     if core.has_work:
         return 0.0
-    return LOOK_SECONDS if core.is_copying else core.idle_seconds()
+    within = core.look_within
+    return core.idle_seconds() if within is None else within
 
 
 def _serve_copies(core: EngineCore, inbox: Inbox, channel: SyncChannel) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
+from baton.engine.device_copies import SLOT_BYTES
 from services.kvtransfer.transport import TransportName
 from services.process.config import ProcessConfig
 
@@ -29,7 +30,7 @@ class KvTransferConfig(ProcessConfig):
     max_message_bytes: int = 8 * 1024 * 1024  # of one offer; at least one block is always sent
     max_mapped_bytes: int = 32 * 1024 * 1024  # of one offer whose bytes are in mapped memory
     max_device_bytes: int = 512 * 1024 * 1024  # of one offer whose bytes are in a mapped GPU's memory
-    max_link_bytes: int = 64 * 1024 * 1024  # of one offer whose bytes come over NCCL
+    max_link_bytes: int = SLOT_BYTES  # of one offer whose bytes come over NCCL
     offers_in_flight: int = 3  # of one request
     acknowledge_seconds: float = 10.0  # a receiver silent for longer counts as lost
     peer_rest_seconds: float = 1.0  # how long a lost peer is left alone
@@ -46,6 +47,7 @@ class KvTransferConfig(ProcessConfig):
         sizes = ("max_message_bytes", "max_mapped_bytes", "max_device_bytes", "max_link_bytes")
         for key in (*sizes, "offers_in_flight", "catalogue_blocks"):
             self.require(getattr(self, key) >= 1, key, "must be at least 1")
+        self.require(self.max_link_bytes <= SLOT_BYTES, "max_link_bytes", f"must be at most {SLOT_BYTES}")
         for key in ("acknowledge_seconds", "transport_rest_seconds", "peer_lease_seconds"):
             self.require(getattr(self, key) > 0, key, "must be positive")
 

@@ -17,7 +17,7 @@ import torch
 
 from baton.core.errors import TransportUnavailable
 from baton.engine.cuda.copies import CudaCopies, CudaCopy
-from baton.engine.device_copies import Span
+from baton.engine.device_copies import SLOT_BYTES, Span
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SLOTS = 2  # one is packed or unpacked while the other one moves
-SLOT_BYTES = 64 << 20
 _SUCCESS, _IN_PROGRESS = 0, 7  # ncclResult_t
 _URGENT = -1
 
