@@ -195,3 +195,39 @@ def refuse(pool: DevicePool) -> None:
 class BrokenCommunicators(FakeCommunicators):
     def join(self, invitation: bytes, rank: int) -> FakeCommunicator:
         raise TransportUnavailable("no communicator here")
+
+
+class HangingCommunicator(FakeCommunicator):
+    def is_settled(self) -> bool:
+        return False
+
+
+def test_a_link_that_hangs_is_aborted_within_its_limit_and_another_one_is_made(
+    network: NetworkFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Stack, "transports", ("nccl", "tcp"))
+    hung: list[HangingCommunicator] = []
+    wanted = tokens(200, seed=5)
+
+    async def scenario(stack: Stack) -> None:
+        copies = copies_of(stack, "decode-0")
+        join = copies.communicators.join
+
+        def join_and_hang(invitation: bytes, rank: int) -> FakeCommunicator:
+            if hung:
+                return join(invitation, rank)
+            hung.append(HangingCommunicator(copies, invitation, None))
+            return hung[0]
+
+        monkeypatch.setattr(copies.communicators, "join", join_and_hang)
+        answer = await stack.generate(wanted)
+        assert answer.content == (await stack.alone(wanted)).content
+        assert [each.is_aborted for each in hung] == [True]
+        again = await stack.generate(replace(wanted, request_id="next", salt=b"next"))
+        assert again.content == answer.content
+        offers = stack.workers["decode-0"].offers.offers
+        assert taken_by([chunk for chunk in offers if chunk.ticket.request_id != "next"]) >= {"nccl", "tcp"}
+        assert taken_by([chunk for chunk in offers if chunk.ticket.request_id == "next"]) == {"nccl"}
+
+    hasty = replace(SMALL_MESSAGES, acknowledge_seconds=2.0, transport_rest_seconds=0.001)
+    run_stack(scenario, network, kvtransfer=hasty)
