@@ -12,7 +12,6 @@ hand-overs, too: real engines, fronts and gRPC between them (see ``bench.transfe
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import shlex
 import sys
@@ -127,9 +126,11 @@ def run(plan: CopyPlan) -> dict[str, Any]:
         "pairs": [measure_pair(source, target, plan) for source, target in pairs],
     }
     if plan.hand_overs:
+        import uvloop
+
         from bench.cuda_hand_overs import hand_overs  # pulls in gRPC
 
-        document["hand_overs"] = [asyncio.run(hand_overs(LLAMA_8B, PROMPTS, pair, plan.repeats)) for pair in pairs]
+        document["hand_overs"] = [uvloop.run(hand_overs(LLAMA_8B, PROMPTS, pair, plan.repeats)) for pair in pairs]
     return document
 
 

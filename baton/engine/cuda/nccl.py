@@ -10,7 +10,9 @@ from __future__ import annotations
 import importlib
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,28 +31,40 @@ _SUCCESS, _IN_PROGRESS = 0, 7  # ncclResult_t
 _URGENT = -1
 
 
+@dataclass(frozen=True, slots=True)
+class Nccl:
+    """nccl4py, and what it raises: its errors have no ancestor in common."""
+
+    core: ModuleType
+    errors: tuple[type[Exception], ...]
+
+    @contextmanager
+    def translated(self, doing: str) -> Iterator[None]:
+        """Turns what NCCL raises into TransportUnavailable."""
+        try:
+            yield
+        except self.errors as error:
+            raise TransportUnavailable(f"nccl: {doing}: {error}") from error
+
+
 class NcclCommunicators:
     """Satisfies ``Communicators``. Made by ``nccl_communicators``."""
 
-    def __init__(self, core: ModuleType, copies: CudaCopies) -> None:
-        """``core``: the module ``nccl.core``."""
-        self._core = core
+    def __init__(self, nccl: Nccl, copies: CudaCopies) -> None:
+        self._nccl = nccl
         self._copies = copies
 
     def invite(self) -> bytes:
-        try:
-            return bytes(self._core.get_unique_id())
-        except RuntimeError as error:
-            raise TransportUnavailable(f"nccl: no invitation: {error}") from error
+        with self._nccl.translated("invite"):
+            return bytes(self._nccl.core.get_unique_id())
 
     def join(self, invitation: bytes, rank: int) -> NcclCommunicator:
-        core = self._core
-        try:
+        core = self._nccl.core
+        with self._nccl.translated("join"):
             ring = torch.empty(SLOTS, SLOT_BYTES, dtype=torch.uint8, device=self._copies.device)
             invited, config = core.UniqueId.from_bytes(invitation), core.NCCLConfig(blocking=False)
-            return NcclCommunicator(core.Communicator.init(2, rank, invited, config), 1 - rank, ring, self._copies)
-        except (RuntimeError, ValueError) as error:
-            raise TransportUnavailable(f"nccl: cannot join: {error}") from error
+            communicator = core.Communicator.init(2, rank, invited, config)
+        return NcclCommunicator(self._nccl, communicator, 1 - rank, ring, self._copies)
 
 
 class NcclCommunicator:
@@ -59,8 +73,9 @@ class NcclCommunicator:
     slots = SLOTS
     slot_bytes = SLOT_BYTES
 
-    def __init__(self, communicator: Any, peer: int, ring: torch.Tensor, copies: CudaCopies) -> None:
+    def __init__(self, nccl: Nccl, communicator: Any, peer: int, ring: torch.Tensor, copies: CudaCopies) -> None:
         """``ring`` uint8 [slots, slot_bytes] on the device."""
+        self._nccl = nccl
         self._communicator = communicator
         self._peer = peer
         self._copies = copies
@@ -68,10 +83,8 @@ class NcclCommunicator:
         self._ring = ring
 
     def is_settled(self) -> bool:
-        try:
+        with self._nccl.translated("watch"):
             state = int(self._communicator.get_async_error())
-        except RuntimeError as error:
-            raise TransportUnavailable(f"nccl: {error}") from error
         if state not in (_SUCCESS, _IN_PROGRESS):
             raise TransportUnavailable(f"nccl: the pair is broken: ncclResult {state}")
         return state == _SUCCESS
@@ -85,10 +98,12 @@ class NcclCommunicator:
         return copies.begin(None, blocks, span, self._ring[slot].data_ptr(), copies.address, copies.local_ctas)
 
     def send(self, slot: int, size: int) -> None:
-        self._begin(self._communicator.send, slot, size)
+        with self._nccl.translated("send"):
+            self._communicator.send(self._ring[slot][:size], self._peer, stream=self._stream.cuda_stream)
 
     def receive(self, slot: int, size: int) -> None:
-        self._begin(self._communicator.recv, slot, size)
+        with self._nccl.translated("receive"):
+            self._communicator.recv(self._ring[slot][:size], self._peer, stream=self._stream.cuda_stream)
 
     def mark(self) -> StreamMark:
         return StreamMark(self._stream)
@@ -101,14 +116,8 @@ class NcclCommunicator:
         with torch.cuda.device(self._copies.device):
             try:
                 self._communicator.abort()
-            except RuntimeError as error:
+            except self._nccl.errors as error:
                 log.warning("nccl abort", extra={"error": str(error)})
-
-    def _begin(self, call: Any, slot: int, size: int) -> None:
-        try:
-            call(self._ring[slot][:size], self._peer, stream=self._stream.cuda_stream)
-        except RuntimeError as error:
-            raise TransportUnavailable(f"nccl: {error}") from error
 
 
 class StreamMark:
@@ -124,11 +133,18 @@ class StreamMark:
 
 def nccl_communicators(copies: CudaCopies) -> NcclCommunicators | None:
     """None where nccl4py, or the NCCL that it needs, is not installed."""
+    nccl = load_nccl()
+    return None if nccl is None else NcclCommunicators(nccl, copies)
+
+
+def load_nccl() -> Nccl | None:
+    """nccl4py is optional: it comes with the extra `cuda`."""
     try:
-        core = importlib.import_module("nccl.core")  # optional: the extra `cuda`
+        core = importlib.import_module("nccl.core")
+        failed = importlib.import_module("nccl.bindings.nccl").NCCLError
         if core.get_version().libnccl is None:
             return None
     except (ImportError, RuntimeError, OSError) as error:
         log.info("no NCCL", extra={"error": str(error)})
         return None
-    return NcclCommunicators(core, copies)
+    return Nccl(core, (failed, core.NcclInvalid, RuntimeError, ValueError))
