@@ -40,6 +40,7 @@ class NullRunner:
 
     steps_ahead = 1
     times = RunnerTimes()
+    memory = None
 
     def __init__(self, card: ModelCard, total_blocks: int) -> None:
         self.card = card

@@ -31,6 +31,7 @@ from baton.engine.client import threaded_engine
 from baton.engine.config import EngineConfig
 from baton.engine.fake import FakeRunner, fake_card
 from baton.engine.runner import Runner
+from baton.engine.sharedpool import shared_pool_memory
 from baton.state.registry import MemoryRegistry
 from gateway.fleet import FleetView
 from gateway.keys import KeyRing, new_key, new_server_secret
@@ -39,6 +40,8 @@ from gateway.prompt import ModelText, Prompts
 from gateway.relay import RelayPolicy
 from gateway.service import Gateway, GatewayPolicy
 from services.kvtransfer.config import KvTransferConfig
+from services.kvtransfer.shm import shared_memory
+from services.kvtransfer.staging import staging
 from services.planner.config import PlannerConfig
 from services.planner.service import Planner
 from services.worker.parts import build_parts
@@ -47,7 +50,11 @@ from tests.gates import GENEROUS_SECONDS, OfferGate, StepGate
 from tests.networks import DirectNetwork, Network, StackWorker, WireNetwork
 
 ALWAYS_REMOTE = PlannerConfig(local_prefill_max_tokens=0)
-SMALL_MESSAGES = KvTransferConfig(max_message_bytes=2 * 16 * 16, acknowledge_seconds=GENEROUS_SECONDS)  # 2 blocks each
+TWO_BLOCKS = 2 * 16 * 16
+TWO_BLOCKS = 2 * 16 * 16  # bytes
+SMALL_MESSAGES = KvTransferConfig(
+    max_message_bytes=TWO_BLOCKS, max_mapped_bytes=TWO_BLOCKS, acknowledge_seconds=GENEROUS_SECONDS
+)
 PRINCIPAL = Principal("acme", "tests", salt=b"salt of acme")
 ENGINE = EngineConfig(kv_blocks=128, block_size=16, max_step_tokens=64, max_running=16)
 
@@ -57,6 +64,8 @@ class Stack:
     """See the module. Threshold 0 (the default here) sends every prompt to a prefill worker."""
 
     steps_ahead: ClassVar[int] = 0  # of the fake engines; a test module may run under both
+
+    transports: ClassVar[tuple[str, ...]] = ("shm", "tcp")  # that its workers may use
 
     prefill: int = 1
     decode: int = 1
@@ -97,12 +106,16 @@ class Stack:
         engine = await life.enter_async_context(threaded_engine(runner, self.engine))
         address = life.enter_context(self.joined.address(worker_id))
         me = Candidate(worker_id, address, epoch or 1000 + len(self.workers))
+        kvtransfer = replace(self.kvtransfer, transports=self.transports)
+        shared = life.enter_context(shared_memory(engine, me.epoch, kvtransfer))
         parts = build_parts(
             engine,
             me,
             receivers=self.joined.receiver,
             prefill_peers=self.joined.prefill,
-            kvtransfer=self.kvtransfer,
+            shared=shared,
+            staged=life.enter_context(staging(engine, engine.card.format, kvtransfer.staging_bytes)),
+            kvtransfer=kvtransfer,
             meter=SilentMeter(),
             clock=SystemClock(),
         )
@@ -114,7 +127,8 @@ class Stack:
 
     def _fake_runner(self, gate: StepGate) -> Runner:
         card = fake_card(block_size=self.engine.block_size)
-        return FakeRunner(card, self.engine.kv_blocks, steps_ahead=self.steps_ahead, on_step=gate)
+        memory = shared_pool_memory(self.engine.kv_blocks, card.format)
+        return FakeRunner(card, self.engine.kv_blocks, steps_ahead=self.steps_ahead, on_step=gate, memory=memory)
 
     def _gateway(self) -> Gateway:
         _, key = new_key("tests", "acme")

@@ -141,6 +141,16 @@ class Reservation(Protocol):
         """The bytes of the blocks, to verify what was written."""
         ...
 
+    async def pull_blocks(
+        self, first_block: int, source: int, source_blocks: Sequence[int], filled: int
+    ) -> tuple[bytes, ...]:
+        """Copy blocks of the attached pool ``source`` into the reservation's own, of the last one ``filled`` slots.
+
+        Returns a digest of each block as it is stored. TransportUnavailable when ``source`` is not, or no longer,
+        attached.
+        """
+        ...
+
     def decode(self, first: FirstToken | None) -> AsyncIterator[TokenChunk]:
         """Stream the answer. ``first`` None: compute the context here; else all of it was written to the blocks.
 
@@ -164,7 +174,23 @@ class PrefillRun(Protocol):
 
     async def read_blocks(self, first_block: int, block_count: int) -> bytes: ...
 
+    def block_ids(self, first_block: int, block_count: int) -> tuple[int, ...]:
+        """Where these blocks stand in the engine's pool."""
+        ...
+
     async def first_token(self) -> FirstToken: ...
+
+
+class SharedPool(Protocol):
+    """An engine's KV pool as its front sees it: memory, for reading, that other processes of the host may map too."""
+
+    @property
+    def fd(self) -> int: ...
+
+    @property
+    def view(self) -> memoryview:
+        """All blocks, one after another. What stands in one is final once it was reported as filled."""
+        ...
 
 
 class EngineApi(Protocol):
@@ -176,6 +202,19 @@ class EngineApi(Protocol):
     @property
     def stats(self) -> EngineStats:
         """The newest snapshot; refreshed by every step."""
+        ...
+
+    @property
+    def pool(self) -> SharedPool | None:
+        """None where the pool's memory cannot be shared."""
+        ...
+
+    def attach(self, pool_fd: int) -> int:
+        """Let the engine map the pool of another one; returns the name for ``Reservation.pull_blocks``."""
+        ...
+
+    def detach(self, source: int) -> None:
+        """Unmap it; whatever was asked before is done first."""
         ...
 
     def reserve(self, request: TokenRequest, compute_up_to: int = 0) -> AbstractAsyncContextManager[Reservation]:

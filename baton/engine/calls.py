@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractContextManager, aclosing
 from typing import Protocol
 
 from baton.core.errors import BatonError
 from baton.core.types import FilledBlocks, FirstToken, TokenChunk
 from baton.engine.mailbox import Mailbox
-from baton.engine.messages import Admitted, Command, Decode, Read, Write
+from baton.engine.messages import Admitted, Command, Decode, Pull, Read, Write
+from baton.engine.sharedpool import DIGEST_BYTES
 
 
 class Link(Protocol):
@@ -70,6 +71,15 @@ class EngineReservation(_BlockAccess):
             await self._link.drain()
             await reply.get()
 
+    async def pull_blocks(
+        self, first_block: int, source: int, source_blocks: Sequence[int], filled: int
+    ) -> tuple[bytes, ...]:
+        """As ``write_blocks``; TransportUnavailable when ``source`` is not, or no longer, attached."""
+        with self._link.operation() as (op, reply):
+            self._link.send(Pull(self._call.key, op, first_block, source, tuple(source_blocks), filled))
+            digests = await reply.get()
+            return tuple(digests[at : at + DIGEST_BYTES] for at in range(0, len(digests), DIGEST_BYTES))
+
     async def decode(self, first: FirstToken | None) -> AsyncGenerator[TokenChunk, None]:
         if first is not None or not self._admitted.computing:
             self._link.send(Decode(self._call.key, first))
@@ -83,6 +93,9 @@ class EnginePrefill(_BlockAccess):
 
     def filled(self) -> AsyncGenerator[FilledBlocks, None]:
         return self._call.filled.stream()
+
+    def block_ids(self, first_block: int, block_count: int) -> tuple[int, ...]:
+        return self._admitted.blocks[first_block : first_block + block_count]
 
     async def first_token(self) -> FirstToken:
         return await self._call.first.get()

@@ -26,8 +26,10 @@ from baton.engine.config import EngineConfig
 from baton.engine.mailbox import Mailbox
 from baton.engine.messages import (
     Admitted,
+    Attach,
     BlocksRead,
     Command,
+    Detach,
     Event,
     Failed,
     Filled,
@@ -36,6 +38,7 @@ from baton.engine.messages import (
     LoadFailed,
     Loading,
     Prefill,
+    Pulled,
     Ready,
     Refused,
     Release,
@@ -46,6 +49,7 @@ from baton.engine.messages import (
 )
 from baton.engine.process import plain_drafter, serve
 from baton.engine.runner import Runner
+from baton.engine.sharedpool import Descriptors, MappedPool
 
 STOP_SECONDS = 5.0  # an engine process that does not end by itself after its channel has closed is killed
 CHANGES_KEPT = 1024  # block changes that a slow subscriber may lag behind before it sees a gap
@@ -58,9 +62,18 @@ def _ignore(message: str) -> None:
 class EngineClient:
     """Satisfies ``EngineApi``. Made by ``spawn_engine`` and ``threaded_engine``."""
 
-    def __init__(self, channel: AsyncChannel, ready: Ready, exit_status: Callable[[], Awaitable[str]]) -> None:
+    def __init__(
+        self,
+        channel: AsyncChannel,
+        descriptors: Descriptors,
+        ready: Ready,
+        pool: MappedPool | None,
+        exit_status: Callable[[], Awaitable[str]],
+    ) -> None:
         """``exit_status`` says how the engine ended, once its channel has closed."""
         self._channel = channel
+        self._descriptors = descriptors
+        self._pool = pool
         self._exit_status = exit_status
         self._card = ready.card
         self._stats = ready.stats
@@ -80,6 +93,23 @@ class EngineClient:
     @property
     def stats(self) -> EngineStats:
         return self._stats
+
+    @property
+    def pool(self) -> MappedPool | None:
+        return self._pool
+
+    def attach(self, pool_fd: int) -> int:
+        source = next(self._numbers)
+        try:
+            self._descriptors.send(pool_fd)
+        except OSError as error:
+            raise PeerUnavailable(f"the engine takes no descriptors: {error}") from error
+        self.send(Attach(source))
+        return source
+
+    def detach(self, source: int) -> None:
+        if not self._end:
+            self._channel.send(Detach(source))
 
     @asynccontextmanager
     async def reserve(self, request: TokenRequest, compute_up_to: int = 0) -> AsyncIterator[EngineReservation]:
@@ -173,18 +203,20 @@ class EngineClient:
 
     def _on_event(self, event: Event) -> None:
         """Hand an event to whom it concerns; those of callers who have left in the meantime concern nobody."""
-        if isinstance(event, Written | BlocksRead | Refused):
+        if isinstance(event, Written | BlocksRead | Pulled | Refused):
             if event.op in self._replies:
                 self._on_reply(self._replies[event.op], event)
         elif event.key in self._calls:
             self._on_call(self._calls[event.key], event)
 
-    def _on_reply(self, reply: Mailbox[bytes], event: Written | BlocksRead | Refused) -> None:
+    def _on_reply(self, reply: Mailbox[bytes], event: Written | BlocksRead | Pulled | Refused) -> None:
         match event:
             case Written():
                 reply.put(b"")
             case BlocksRead(_, payload):
                 reply.put(payload)
+            case Pulled(_, digests):
+                reply.put(b"".join(digests))
             case Refused(_, error):
                 reply.fail(error)
 
@@ -226,7 +258,8 @@ async def spawn_engine(
     Raises what loading raised (ModelError, ConfigError, ...), PeerUnavailable when the process died while loading.
     """
     ours, theirs = socket.socketpair()
-    async with _child(theirs) as process, _channel(ours) as channel:
+    near, far = socket.socketpair()
+    async with _child(theirs, far) as process, _channel(ours) as channel, _descriptors(near) as descriptors:
 
         async def exit_status() -> str:
             return f"exit code {await process.wait()}"
@@ -239,7 +272,7 @@ async def spawn_engine(
         except asyncio.CancelledError:
             _kill(process)  # it is busy loading and would not notice for a while
             raise
-        async with _client(channel, ready, exit_status) as client:
+        async with _client(channel, descriptors, ready, exit_status) as client:
             yield client
 
 
@@ -247,29 +280,32 @@ async def spawn_engine(
 async def threaded_engine(runner: Runner, config: EngineConfig) -> AsyncIterator[EngineClient]:
     """The same engine in a thread of this process, over the same messages: for tests and ``tests/stack.py``."""
     ours, theirs = socket.socketpair()
-    thread = threading.Thread(target=_serve_thread, args=(runner, config, theirs), name="engine", daemon=True)
+    near, far = socket.socketpair()
+    thread = threading.Thread(target=_serve_thread, args=(runner, config, theirs, far), name="engine", daemon=True)
 
     async def exit_status() -> str:
         await asyncio.to_thread(thread.join)
         return "its thread is done"
 
     try:
-        async with _channel(ours) as channel:
+        async with _channel(ours) as channel, _descriptors(near) as descriptors:
             thread.start()
-            async with _client(channel, await _until_ready(channel, _ignore), exit_status) as client:
+            ready = await _until_ready(channel, _ignore)
+            async with _client(channel, descriptors, ready, exit_status) as client:
                 yield client
     finally:
         await exit_status()
 
 
-def _serve_thread(runner: Runner, config: EngineConfig, sock: socket.socket) -> None:
-    channel = SyncChannel(sock)
+def _serve_thread(runner: Runner, config: EngineConfig, sock: socket.socket, others: socket.socket) -> None:
+    channel, descriptors = SyncChannel(sock), Descriptors(others)
     try:
-        serve(runner, plain_drafter(config), config, channel, SystemClock())
+        serve(runner, plain_drafter(config), config, channel, SystemClock(), descriptors)
     except ChannelClosed:
         return
     finally:
         channel.close()
+        descriptors.close()
         runner.close()
 
 
@@ -286,14 +322,17 @@ async def _until_ready(channel: AsyncChannel, on_progress: Callable[[str], None]
 
 @asynccontextmanager
 async def _client(
-    channel: AsyncChannel, ready: Ready, exit_status: Callable[[], Awaitable[str]]
+    channel: AsyncChannel, descriptors: Descriptors, ready: Ready, exit_status: Callable[[], Awaitable[str]]
 ) -> AsyncIterator[EngineClient]:
     """A client with its reader running; nothing of it is left afterwards."""
-    client = EngineClient(channel, ready, exit_status)
+    pool = MappedPool(descriptors.receive()) if ready.is_shared else None
+    client = EngineClient(channel, descriptors, ready, pool, exit_status)
     reader = asyncio.create_task(client.read_reports(), name="engine-reports")
     try:
         yield client
     finally:
+        if pool is not None:
+            pool.close()
         reader.cancel()
         await asyncio.wait({reader})
         if not reader.cancelled():
@@ -310,12 +349,23 @@ async def _channel(sock: socket.socket) -> AsyncIterator[AsyncChannel]:
 
 
 @asynccontextmanager
-async def _child(theirs: socket.socket) -> AsyncIterator[asyncio.subprocess.Process]:
+async def _descriptors(sock: socket.socket) -> AsyncIterator[Descriptors]:
+    descriptors = Descriptors(sock)
+    try:
+        yield descriptors
+    finally:
+        descriptors.close()
+
+
+@asynccontextmanager
+async def _child(theirs: socket.socket, others: socket.socket) -> AsyncIterator[asyncio.subprocess.Process]:
     """The engine's process. It ends by itself when the channel closes, and is killed if it does not."""
-    fd, parent = str(theirs.fileno()), str(os.getpid())
-    command = (sys.executable, "-m", "baton.engine.process", "--fd", fd, "--parent", parent)
-    with theirs:
-        process = await asyncio.create_subprocess_exec(*command, pass_fds=[theirs.fileno()])
+    fds = [theirs.fileno(), others.fileno()]
+    ends = ("--fd", str(fds[0]), "--descriptors", str(fds[1]), "--parent", str(os.getpid()))
+    with theirs, others:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "baton.engine.process", *ends, pass_fds=fds
+        )
     try:
         yield process
     finally:

@@ -18,37 +18,39 @@ from typing import NamedTuple
 from baton.core.clock import Clock
 from baton.core.errors import BatonError, Expired, InvalidRequest, TransferRejected
 from baton.core.types import EngineStats, FilledBlocks, FinishReason, FirstToken, TokenChunk, TokenLogprob, TokenRequest
-from baton.engine.block_access import readable_blocks, writable_blocks
+from baton.engine.block_access import BlockAccess
 from baton.engine.blocks import BlockPool
 from baton.engine.config import EngineConfig
 from baton.engine.drafter import Drafter
 from baton.engine.limits import EngineLimits
 from baton.engine.messages import (
     Admitted,
-    BlocksRead,
+    Attach,
     Command,
     Decode,
+    Detach,
     Drawn,
     Event,
     Failed,
     Filled,
     First,
     Prefill,
+    Pull,
     Read,
-    Refused,
     Release,
     Reserve,
     StepReport,
     Streamed,
     Write,
-    Written,
 )
 from baton.engine.runner import DrawnToken, Part, PartDetail, Runner
 from baton.engine.scheduler import Scheduler, Step
 from baton.engine.sequence import Sequence, Stage, Work
+from baton.engine.sharedpool import PeerPools
 from baton.engine.speculation import Speculator
 
 NO_DETAIL = PartDetail()
+NO_PEERS = PeerPools(None)
 
 
 class Flight(NamedTuple):
@@ -61,8 +63,13 @@ class Flight(NamedTuple):
 class EngineCore:
     """Both kinds of work in one batch: answers (Reserve, then Decode) and prefills."""
 
-    def __init__(self, runner: Runner, drafter: Drafter, config: EngineConfig, clock: Clock) -> None:
+    def __init__(
+        self, runner: Runner, drafter: Drafter, config: EngineConfig, clock: Clock, peers: PeerPools = NO_PEERS
+    ) -> None:
+        """``peers``: where the pools come from that blocks are pulled out of."""
         self._runner = runner
+        self._peers = peers
+        self._access = BlockAccess(runner, peers)
         self._card = runner.card
         self._clock = clock
         self._limits = EngineLimits(runner.card, runner.total_blocks)
@@ -174,10 +181,12 @@ class EngineCore:
                 self._submit(key, Work.PREFILL, request)
             case Decode(key, first):
                 self._start(key, first)
-            case Write():
-                self._write(command)
-            case Read():
-                self._read(command)
+            case Write() | Read() | Pull():
+                self._events.append(self._access.answer(command, self._live.get(command.key)))
+            case Attach(source):
+                self._peers.attach(source)
+            case Detach(source):
+                self._peers.detach(source)
             case Release(key):
                 sequence = self._live.pop(key, None)
                 if sequence is not None:
@@ -213,23 +222,6 @@ class EngineCore:
         else:
             self._finish(sequence, TokenChunk(finish=finish, usage=sequence.usage()))
 
-    def _write(self, command: Write) -> None:
-        try:
-            blocks = writable_blocks(self._live.get(command.key), command, self._card.format.block_bytes)
-        except BatonError as error:
-            self._events.append(Refused(command.op, error))
-            return
-        self._runner.write_blocks(blocks, command.payload)
-        self._events.append(Written(command.op))
-
-    def _read(self, command: Read) -> None:
-        try:
-            blocks = readable_blocks(self._live.get(command.key), command)
-        except BatonError as error:
-            self._events.append(Refused(command.op, error))
-            return
-        self._events.append(BlocksRead(command.op, self._runner.read_blocks(blocks)))
-
     # --- a step -------------------------------------------------------------------------------------------------------
 
     def _on_admitted(self, sequence: Sequence) -> None:
@@ -237,7 +229,8 @@ class EngineCore:
             return  # its front knows nothing of the interruption
         self._prompt_cached += sequence.usage().cached_tokens
         starts_itself = sequence.starts_itself
-        self._events.append(Admitted(sequence.key, sequence.computed, starts_itself))
+        blocks = tuple(sequence.blocks) if sequence.is_prefill else ()
+        self._events.append(Admitted(sequence.key, sequence.computed, starts_itself, blocks))
         if starts_itself:
             self._scheduler.start(sequence)
         if sequence.is_prefill:

@@ -43,8 +43,8 @@ def build_runner(config: EngineConfig) -> Runner:
         return _on_gpu(config, spec, card, dtype)
     with open_weights(config.model, spec, dtype, device, config.seed) as weights:
         decoder = _decoder(config, spec, weights, dtype)
-    pool = kvcache.allocate_pool(spec, _blocks(config, layout), config.block_size, dtype, device)
-    return TorchRunner(decoder, pool, card)
+    pool, memory = kvcache.allocate_shared(spec, _blocks(config, layout), dtype, layout)
+    return TorchRunner(decoder, pool, card, memory)
 
 
 def _on_gpu(config: EngineConfig, spec: DecoderSpec, card: ModelCard, dtype: torch.dtype) -> Runner:

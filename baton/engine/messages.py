@@ -69,13 +69,37 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
+class Attach:
+    """Map the pool whose descriptor comes next beside the channel; it is called ``source`` from now on."""
+
+    source: int
+
+
+@dataclass(frozen=True, slots=True)
+class Detach:
+    source: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """Copy blocks of an attached pool into consecutive blocks of a reservation; ``filled`` slots of the last one."""
+
+    key: int
+    op: int
+    first_block: int
+    source: int
+    source_blocks: tuple[int, ...]
+    filled: int
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     """The front is done with the request, in whatever state; unknown keys are fine (it has ended by itself)."""
 
     key: int
 
 
-Command = Reserve | Prefill | Decode | Write | Read | Release
+Command = Reserve | Prefill | Decode | Write | Read | Attach | Detach | Pull | Release
 
 # --- engine to front --------------------------------------------------------------------------------------------------
 
@@ -96,6 +120,7 @@ class LoadFailed:
 class Ready:
     card: ModelCard
     stats: EngineStats
+    is_shared: bool = False  # the descriptor of the pool's memory has been sent beside the channel
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +128,7 @@ class Admitted:
     key: int
     cached_tokens: int
     computing: bool = False  # it has started by itself
+    blocks: tuple[int, ...] = ()  # of a prefill: where in the pool its context will stand
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,14 +172,22 @@ class BlocksRead:
 
 
 @dataclass(frozen=True, slots=True)
+class Pulled:
+    """A digest of each block as it is stored now."""
+
+    op: int
+    digests: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
-    """A read or write that was not done."""
+    """A read, write or pull that was not done."""
 
     op: int
     error: BatonError
 
 
-Event = Admitted | Filled | First | Streamed | Failed | Written | BlocksRead | Refused
+Event = Admitted | Filled | First | Streamed | Failed | Written | BlocksRead | Pulled | Refused
 
 
 @dataclass(frozen=True, slots=True)

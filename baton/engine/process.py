@@ -26,15 +26,23 @@ from baton.engine.fake import FakeRunner, fake_card
 from baton.engine.messages import Load, LoadFailed, Loading, Ready
 from baton.engine.model_drafter import ModelDrafter
 from baton.engine.runner import Runner
+from baton.engine.sharedpool import Descriptors, PeerPools, shared_pool_memory
 
 
-def serve(runner: Runner, drafter: Drafter, config: EngineConfig, channel: SyncChannel, clock: Clock) -> None:
+def serve(
+    runner: Runner,
+    drafter: Drafter,
+    config: EngineConfig,
+    channel: SyncChannel,
+    clock: Clock,
+    descriptors: Descriptors,
+) -> None:
     """Announce the engine and run it until the front hangs up; asleep while there is no work.
 
     What commands and admissions bring about is reported before the step that follows them, which may take long.
     """
-    core = EngineCore(runner, drafter, config, clock)
-    channel.send(Ready(runner.card, core.stats))
+    core = EngineCore(runner, drafter, config, clock, PeerPools(descriptors))
+    _announce(runner, core, channel, descriptors)
     while True:
         wait = 0.0 if core.has_work else core.idle_seconds()
         was_told = is_readable = channel.is_readable(wait)
@@ -50,6 +58,16 @@ def serve(runner: Runner, drafter: Drafter, config: EngineConfig, channel: SyncC
         core.add_busy(clock.now() - awake)
 
 
+def _announce(runner: Runner, core: EngineCore, channel: SyncChannel, descriptors: Descriptors) -> None:
+    memory = runner.memory
+    if memory is not None:
+        try:
+            descriptors.send(memory.fd)
+        except OSError as error:
+            raise ChannelClosed("the front has gone") from error
+    channel.send(Ready(runner.card, core.stats, memory is not None))
+
+
 def fake_runner(config: EngineConfig) -> FakeRunner:
     """The engine that ``model = "fake"`` names, with a pool as large as the configuration says."""
     card = fake_card(model=config.served_name or "fake", block_size=config.block_size)
@@ -57,8 +75,9 @@ def fake_runner(config: EngineConfig) -> FakeRunner:
     if blocks < 1:
         raise ConfigError(f"engine.kv_cache_mb must hold at least one block, got {config.kv_cache_mb}")
     try:
-        return FakeRunner(card, blocks, step_seconds=config.fake_step_ms / 1000)
-    except MemoryError as error:
+        memory = shared_pool_memory(blocks, card.format)
+        return FakeRunner(card, blocks, step_seconds=config.fake_step_ms / 1000, memory=memory)
+    except (MemoryError, OverflowError) as error:
         raise ConfigError(
             f"engine.kv_cache_mb (or engine.kv_blocks): must fit the memory of this machine, got {blocks} blocks"
         ) from error
@@ -121,31 +140,33 @@ def _prepare_threads(config: EngineConfig) -> None:
 def main() -> None:
     options = argparse.ArgumentParser(prog="baton.engine.process")
     options.add_argument("--fd", type=int, required=True, help="file descriptor of the channel to the front")
+    options.add_argument("--descriptors", type=int, required=True, help="file descriptor of the socket for others")
     options.add_argument("--parent", type=int, required=True, help="process id of the front")
     arguments = options.parse_args()
     die_with_parent(arguments.parent)
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group; the front drains, then hangs up
         signal.signal(number, signal.SIG_IGN)
     channel = SyncChannel(socket.socket(fileno=arguments.fd))
+    descriptors = Descriptors(socket.socket(fileno=arguments.descriptors))
     try:
         load = channel.receive()
         assert isinstance(load, Load)
         _prepare_threads(load.config)
-        _run(load.config, channel)
+        _run(load.config, channel, descriptors)
     except ChannelClosed:
         return
     finally:
         channel.close()
 
 
-def _run(config: EngineConfig, channel: SyncChannel) -> None:
+def _run(config: EngineConfig, channel: SyncChannel, descriptors: Descriptors) -> None:
     with ExitStack() as resources:
         try:
             engine = resources.enter_context(loaded(config, lambda message: channel.send(Loading(message))))
         except BatonError as error:
             channel.send(LoadFailed(error))
             return
-        serve(*engine, config, channel, SystemClock())
+        serve(*engine, config, channel, SystemClock(), descriptors)
 
 
 if __name__ == "__main__":

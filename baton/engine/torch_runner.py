@@ -13,6 +13,7 @@ from baton.engine import kvcache
 from baton.engine.decoder import UNLIMITED, Decoder, PackedStep
 from baton.engine.runner import DrawnToken, Part, PartDetail, RunnerTimes, StepResult
 from baton.engine.sampler import Row, Sample, logprob_of, sample
+from baton.engine.sharedpool import PoolMemory
 
 
 class TorchRunner:
@@ -21,10 +22,12 @@ class TorchRunner:
     steps_ahead = 0
     times = RunnerTimes()
 
-    def __init__(self, decoder: Decoder, pool: torch.Tensor, card: ModelCard) -> None:
+    def __init__(self, decoder: Decoder, pool: torch.Tensor, card: ModelCard, memory: PoolMemory | None = None) -> None:
+        """``memory``: that of ``pool``, if it can be shared."""
         self._decoder = decoder
         self._pool = pool
         self._card = card
+        self.memory = memory
         self._results: deque[StepResult] = deque()
 
     @property
@@ -55,6 +58,8 @@ class TorchRunner:
 
     def close(self) -> None:
         del self._pool
+        if self.memory is not None:
+            self.memory.close()
 
 
 def _wanted_rows(part: Part) -> range:

@@ -25,7 +25,11 @@ def block_checksums(payload: bytes, first_block: int, block_count: int, block_by
 
 def verify(payload: bytes, first_block: int, checksums: Sequence[bytes], block_bytes: int, *, when: str) -> None:
     """CorruptTransfer naming the first block whose bytes are not those that ``checksums`` were made from."""
-    found = block_checksums(payload, first_block, len(checksums), block_bytes)
+    compare(block_checksums(payload, first_block, len(checksums), block_bytes), first_block, checksums, when=when)
+
+
+def compare(found: Sequence[bytes], first_block: int, checksums: Sequence[bytes], *, when: str) -> None:
+    """CorruptTransfer naming the first block whose digest in ``found`` is not the one in ``checksums``."""
     for index, (got, expected) in enumerate(zip(found, checksums, strict=True)):
         if got != expected:
             raise CorruptTransfer(f"block {first_block + index} does not match its checksum {when}")

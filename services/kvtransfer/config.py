@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
+from services.kvtransfer.transport import TransportName
 from services.process.config import ProcessConfig
 
 
@@ -22,8 +23,11 @@ class KvTransferConfig(ProcessConfig):
 
     SECTION: ClassVar[str] = "kvtransfer"
 
+    transports: tuple[str, ...] = ("shm", "tcp")  # that may be used, where both workers have them
+    transport_rest_seconds: float = 30.0  # how long one that failed towards a peer is left alone
     checksums: str = "full"  # full | off
     max_message_bytes: int = 8 * 1024 * 1024  # of one offer; at least one block is always sent
+    max_mapped_bytes: int = 32 * 1024 * 1024  # of one offer whose bytes are in mapped memory
     offers_in_flight: int = 3  # of one request
     acknowledge_seconds: float = 10.0  # a receiver silent for longer counts as lost
     peer_rest_seconds: float = 1.0  # how long a lost peer is left alone
@@ -34,10 +38,18 @@ class KvTransferConfig(ProcessConfig):
         ProcessConfig.__post_init__(self)
         policies = [policy.value for policy in ChecksumPolicy]
         self.require(self.checksums in policies, "checksums", f"must be one of {', '.join(policies)}")
-        for key in ("max_message_bytes", "offers_in_flight", "catalogue_blocks"):
+        known = [name.value for name in TransportName]
+        named = set(self.transports)
+        self.require(named <= set(known) and bool(named), "transports", f"must be some of {', '.join(known)}")
+        for key in ("max_message_bytes", "max_mapped_bytes", "offers_in_flight", "catalogue_blocks"):
             self.require(getattr(self, key) >= 1, key, "must be at least 1")
-        for key in ("acknowledge_seconds", "peer_lease_seconds"):
+        for key in ("acknowledge_seconds", "transport_rest_seconds", "peer_lease_seconds"):
             self.require(getattr(self, key) > 0, key, "must be positive")
+
+    @property
+    def staging_bytes(self) -> int:
+        """Room for the offers of one request, which several share."""
+        return self.max_message_bytes * self.offers_in_flight
 
     @property
     def checksum_policy(self) -> ChecksumPolicy:

@@ -8,14 +8,15 @@ from contextlib import asynccontextmanager, contextmanager
 
 from baton.core.api import Reservation
 from baton.core.clock import Clock
-from baton.core.errors import BatonError, TransferRejected
+from baton.core.errors import BatonError, TransferRejected, TransportUnavailable
 from baton.core.telemetry import Meter
 from baton.core.types import Attempt, KvChunk, KvConfirmation, KvHandshake, Ticket
-from services.kvtransfer.checksum import verify
-from services.kvtransfer.config import ChecksumPolicy
 from services.kvtransfer.handshake import compare
-from services.kvtransfer.layout import filled_slots, pack, unpack
+from services.kvtransfer.series import ReceiverSeries
 from services.kvtransfer.tickets import TicketBook
+from services.kvtransfer.transport import Incoming, TransportName
+
+NO_TRANSPORT = "none"  # what fails is no offer
 
 
 class Delivery:
@@ -55,16 +56,16 @@ class KvReceiver:
     """
 
     def __init__(
-        self, identity: KvHandshake, address: str, *, checksums: ChecksumPolicy, meter: Meter, clock: Clock
+        self, identity: KvHandshake, address: str, tcp: Incoming, shm: Incoming | None, *, meter: Meter, clock: Clock
     ) -> None:
+        """``identity`` is what senders are answered; ``shm`` None: pools of other workers are not mapped here."""
         self._identity = identity
-        self._checksums = checksums
+        self._tcp = tcp
+        self._shm = shm
         self._clock = clock
         self._book = TicketBook(address, identity.epoch)
         self._deliveries: dict[Ticket, Delivery] = {}
-        self._received = meter.counter("kv_received_bytes", "KV bytes written into own blocks")
-        self._offer_seconds = meter.histogram("kv_offer_seconds", "From an offer's arrival to its acknowledgement")
-        self._failures = meter.counter("kv_receive_failures", "Refused or failed offers and confirmations", ("cause",))
+        self._series = ReceiverSeries(meter)
 
     @property
     def open_tickets(self) -> int:
@@ -97,69 +98,43 @@ class KvReceiver:
             )
 
     async def handshake(self, hello: KvHandshake) -> KvHandshake:
-        with self._counting_failures():
+        with self._counting_failures(NO_TRANSPORT):
             compare(self._identity, hello)
         return self._identity
 
     async def offer(self, chunk: KvChunk) -> None:
         began = self._clock.now()
-        with self._counting_failures(), self._book.writing(chunk.ticket, chunk.first_block, chunk.block_count):
+        name = TransportName.TCP if chunk.source is None else TransportName.SHM
+        with self._counting_failures(name), self._book.writing(chunk.ticket, chunk.first_block, chunk.block_count):
             delivery = self._deliveries[chunk.ticket]
-            self._check_shape(chunk, delivery.context_tokens)
+            tokens = self._tokens(chunk, delivery.context_tokens)
             with delivery.writing():
-                await self._store(chunk, delivery.reservation)
-        delivery.bytes_received += len(chunk.payload)
-        self._received.add(len(chunk.payload))
-        self._offer_seconds.observe(self._clock.now() - began)
+                await self._transport(name).store(chunk, delivery.reservation, tokens)
+        size = tokens * (self._identity.format.block_bytes // self._identity.format.block_size)
+        delivery.bytes_received += size
+        self._series.received(name, size, self._clock.now() - began)
 
     async def confirm(self, confirmation: KvConfirmation) -> None:
-        with self._counting_failures():
+        with self._counting_failures(NO_TRANSPORT):
             self._book.confirm(confirmation.ticket, confirmation.first_block, confirmation.block_count)
 
-    async def _store(self, chunk: KvChunk, reservation: Reservation) -> None:
-        layout = self._identity.format
-        blocks = unpack(chunk.payload, layout, chunk.block_count)
-        if self._checksums is ChecksumPolicy.OFF:
-            await reservation.write_blocks(chunk.first_block, blocks)
-            return
-        verify(chunk.payload, chunk.first_block, chunk.checksums, layout.block_bytes, when="as received")
-        stored = await _written_and_read_back(reservation, chunk.first_block, chunk.block_count, blocks)
-        packed = pack(stored, layout, filled_slots(chunk.payload, layout, chunk.block_count))
-        verify(packed, chunk.first_block, chunk.checksums, layout.block_bytes, when="as stored")
-
-    def _check_shape(self, chunk: KvChunk, context_tokens: int) -> None:
-        """The payload holds exactly the tokens of its blocks; only the context's last block may be partly filled."""
-        layout = self._identity.format
-        begin = chunk.first_block * layout.block_size
-        end = min(context_tokens, begin + chunk.block_count * layout.block_size)
-        expected = (end - begin) * (layout.block_bytes // layout.block_size)
-        if len(chunk.payload) != expected:
-            raise TransferRejected(f"payload: tokens {begin}..{end - 1} are {expected} bytes, got {len(chunk.payload)}")
-        if self._checksums is not ChecksumPolicy.OFF and len(chunk.checksums) != chunk.block_count:
-            raise TransferRejected(
-                f"checksums: one for each of {chunk.block_count} blocks is required, got {len(chunk.checksums)}"
-            )
+    def _tokens(self, chunk: KvChunk, context_tokens: int) -> int:
+        """How many the chunk's blocks hold; only the context's last block may be partly filled."""
+        size = self._identity.format.block_size
+        begin = chunk.first_block * size
+        return min(context_tokens, begin + chunk.block_count * size) - begin
 
     @contextmanager
-    def _counting_failures(self) -> Iterator[None]:
+    def _counting_failures(self, transport: str) -> Iterator[None]:
         try:
             yield
         except BatonError as error:
-            self._failures.add(cause=error.reason)
+            self._series.failed(transport, error.reason)
             raise
 
-
-async def _written_and_read_back(reservation: Reservation, first_block: int, block_count: int, blocks: bytes) -> bytes:
-    """Both at once: an engine takes them in order between two of its steps, so the check costs no further step.
-
-    Should a read ever overtake its write, the bytes would not verify: it fails closed.
-    """
-    write = asyncio.create_task(reservation.write_blocks(first_block, blocks))
-    read = asyncio.create_task(reservation.read_blocks(first_block, block_count))
-    try:
-        await write
-        return await read
-    finally:
-        write.cancel()
-        read.cancel()
-        await asyncio.gather(write, read, return_exceptions=True)
+    def _transport(self, name: TransportName) -> Incoming:
+        if name is TransportName.TCP:
+            return self._tcp
+        if self._shm is None:
+            raise TransportUnavailable("shared memory: this worker maps no pools")
+        return self._shm

@@ -4,35 +4,39 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import TypeVar
 
 from baton.core.api import KvReceiverApi, PrefillRun
 from baton.core.clock import Clock
-from baton.core.errors import BatonError, InvalidRequest, PeerUnavailable, TransferRejected
+from baton.core.errors import BatonError, InvalidRequest, PeerUnavailable, TransferRejected, TransportUnavailable
 from baton.core.streams import closing
 from baton.core.telemetry import Meter
-from baton.core.types import FilledBlocks, KvChunk, KvConfirmation, KvHandshake, Ticket
-from services.kvtransfer.checksum import block_checksums
+from baton.core.types import FilledBlocks, KvConfirmation, KvHandshake, Ticket
 from services.kvtransfer.circuit import Circuit
-from services.kvtransfer.config import ChecksumPolicy, KvTransferConfig
+from services.kvtransfer.config import KvTransferConfig
 from services.kvtransfer.handshake import compare
-from services.kvtransfer.layout import pack
+from services.kvtransfer.routes import Routes
+from services.kvtransfer.series import SenderSeries
+from services.kvtransfer.transport import Outgoing, TransportName
 
 MAX_KNOWN_PEERS = 1024
+HANDSHAKE = "none"  # no transport is chosen yet
 
 Peer = tuple[str, int]  # address, epoch
 T = TypeVar("T")
 
 
 class KvSender:
-    """Ships blocks to the receivers that tickets name. ``receivers`` gives the receiver's API for a ticket."""
+    """Ships blocks to the receivers that tickets name. ``receivers`` gives the receiver's API for a ticket,
+    ``transports`` are the ways that there are from here, best first."""
 
     def __init__(
         self,
         identity: KvHandshake,
         receivers: Callable[[Ticket], KvReceiverApi],
+        transports: Sequence[Outgoing],
         *,
         config: KvTransferConfig,
         meter: Meter,
@@ -42,32 +46,33 @@ class KvSender:
         self._receivers = receivers
         self._config = config
         self._clock = clock
-        self._known: OrderedDict[Peer, None] = OrderedDict()
+        self._known: OrderedDict[Peer, KvHandshake] = OrderedDict()
         self._circuit = Circuit(clock, config.peer_rest_seconds)
-        self._sent = meter.counter("kv_sent_bytes", "KV bytes acknowledged by receivers")
-        self._seconds = meter.histogram("kv_transfer_latency_seconds", "From reading a chunk to its confirmation")
-        self._failures = meter.counter("kv_send_failures", "Failed hand-overs", ("cause",))
+        self._routes = Routes(transports, rest_seconds=config.transport_rest_seconds, meter=meter, clock=clock)
+        self._series = SenderSeries(meter)
 
-    async def connect(self, ticket: Ticket) -> None:
-        """Shake hands with the ticket's receiver unless that was done before.
+    async def connect(self, ticket: Ticket) -> KvHandshake:
+        """Shake hands with the ticket's receiver unless that was done before; what it said.
 
         TransferRejected names the field that does not fit, PeerUnavailable a receiver that is gone or was so just now.
         """
         peer = (ticket.receiver_address, ticket.receiver_epoch)
         if self._circuit.is_open(peer):
             raise PeerUnavailable(f"receiver {ticket.receiver_address} was lost a moment ago")
-        if peer in self._known:
+        known = self._known.get(peer)
+        if known is not None:
             self._known.move_to_end(peer)
-            return
-        answer = await self._answered(ticket, self._receivers(ticket).handshake(self._identity))
+            return known
+        answer = await self._answered(ticket, HANDSHAKE, self._receivers(ticket).handshake(self._identity))
         compare(self._identity, answer)
         if answer.epoch != ticket.receiver_epoch:
             raise TransferRejected(
                 f"receiver_epoch: the ticket names {ticket.receiver_epoch}, {ticket.receiver_address} is {answer.epoch}"
             )
-        self._known[peer] = None
+        self._known[peer] = answer
         while len(self._known) > MAX_KNOWN_PEERS:
             self._known.popitem(last=False)
+        return answer
 
     async def ship(self, ticket: Ticket, run: PrefillRun, skip_blocks: int) -> int:
         """Offer and confirm every block of ``run`` from ordinal ``skip_blocks`` on; returns the bytes shipped.
@@ -75,46 +80,58 @@ class KvSender:
         Returns after the last confirmation. The caller keeps ``run`` open meanwhile, so a block is still pinned
         whenever this confirms it. On any failure all offers under way are cancelled first.
         """
+        receiver = await self.connect(ticket)
+        is_mapped = (await self._routes.choose(receiver)).name is TransportName.SHM
+        most_bytes = self._config.max_mapped_bytes if is_mapped else self._config.max_message_bytes
         slots = asyncio.Semaphore(self._config.offers_in_flight)
         shipped = 0
 
         async def hand_over(blocks: FilledBlocks) -> None:
             nonlocal shipped
             try:
-                sent = await self._hand_over(ticket, run, blocks)
+                sent = await self._hand_over(ticket, receiver, run, blocks)
                 shipped += sent
             finally:
                 slots.release()
 
         try:
-            async with asyncio.TaskGroup() as group, aclosing(self._messages(run, skip_blocks)) as messages:
+            async with asyncio.TaskGroup() as group, aclosing(self._messages(run, skip_blocks, most_bytes)) as messages:
                 async for blocks in messages:
                     await slots.acquire()
                     group.create_task(hand_over(blocks))
         except ExceptionGroup as failures:
-            raise _cause(failures) from failures
+            cause = _cause(failures)
+            if isinstance(cause, TransportUnavailable):  # there is no way to what it said it was: ask it anew
+                self._known.pop((ticket.receiver_address, ticket.receiver_epoch), None)
+            raise cause from failures
         return shipped
 
-    async def _hand_over(self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks) -> int:
-        began = self._clock.now()
+    async def _hand_over(self, ticket: Ticket, receiver: KvHandshake, run: PrefillRun, blocks: FilledBlocks) -> int:
+        """Offer and confirm one message's blocks, by the next transport if one turns out not to work."""
         layout = self._identity.format
-        first, count = blocks.first_block, blocks.block_count
-        filled = blocks.tokens - (first + count - 1) * layout.block_size
-        payload = pack(bytes(await run.read_blocks(first, count)), layout, filled)  # no copy if it is bytes already
-        checksums: tuple[bytes, ...] = ()
-        if self._config.checksum_policy is not ChecksumPolicy.OFF:
-            checksums = block_checksums(payload, first, count, layout.block_bytes)
-        receiver = self._receivers(ticket)  # only now: a channel on which nothing runs may be closed meanwhile
-        await self._answered(ticket, receiver.offer(KvChunk(ticket, first, count, payload, checksums)))
-        await self._answered(ticket, receiver.confirm(KvConfirmation(ticket, first, count)))
-        self._sent.add(len(payload))
-        self._seconds.observe(self._clock.now() - began)
-        return len(payload)
+        tokens = blocks.tokens - blocks.first_block * layout.block_size
+        size = tokens * (layout.block_bytes // layout.block_size)
+        while True:
+            transport = await self._routes.choose(receiver)
+            began = self._clock.now()
+            try:
+                with self._series.in_flight(transport.name, blocks.block_count):
+                    chunk = await transport.chunk(ticket, run, blocks)
+                    # Only now: a channel on which nothing runs may be closed meanwhile.
+                    peer = self._receivers(ticket)
+                    await self._answered(ticket, transport.name, peer.offer(chunk))
+                    confirmation = KvConfirmation(ticket, chunk.first_block, chunk.block_count)
+                    await self._answered(ticket, transport.name, peer.confirm(confirmation))
+            except TransportUnavailable as error:
+                self._routes.fail(receiver, transport, error)
+            else:
+                self._series.sent(transport.name, size, self._clock.now() - began)
+                return size
 
-    async def _messages(self, run: PrefillRun, skip_blocks: int) -> AsyncGenerator[FilledBlocks, None]:
-        """The blocks of each offer: finished ones, without the skipped ones, cut to the message size."""
+    async def _messages(self, run: PrefillRun, skip_blocks: int, most_bytes: int) -> AsyncGenerator[FilledBlocks, None]:
+        """The blocks of each offer: finished ones, without the skipped ones, of ``most_bytes`` at most."""
         layout = self._identity.format
-        most = max(1, self._config.max_message_bytes // layout.block_bytes)
+        most = max(1, most_bytes // layout.block_bytes)
         async with closing(run.filled()) as filled:
             async for blocks in filled:
                 start, stop = max(blocks.first_block, skip_blocks), blocks.first_block + blocks.block_count
@@ -122,7 +139,7 @@ class KvSender:
                     count = min(most, stop - first)
                     yield FilledBlocks(first, count, min(blocks.tokens, (first + count) * layout.block_size))
 
-    async def _answered(self, ticket: Ticket, call: Awaitable[T]) -> T:
+    async def _answered(self, ticket: Ticket, transport: str, call: Awaitable[T]) -> T:
         """The receiver's answer. A receiver that is gone or silent is PeerUnavailable and left alone for a while."""
         limit = asyncio.timeout(self._config.acknowledge_seconds)
         try:
@@ -132,19 +149,19 @@ class KvSender:
             if not limit.expired():
                 raise
             silent = f"receiver {ticket.receiver_address}: no answer within {self._config.acknowledge_seconds} s"
-            raise self._lost(ticket, PeerUnavailable(silent)) from error
+            raise self._lost(ticket, transport, PeerUnavailable(silent)) from error
         except PeerUnavailable as error:
-            raise self._lost(ticket, error) from error.__cause__
+            raise self._lost(ticket, transport, error) from error.__cause__
         except InvalidRequest as error:  # our message arrived damaged; it is no verdict on the client's request
-            self._failures.add(cause=error.reason)
+            self._series.failed(transport, error.reason)
             raise TransferRejected(f"receiver {ticket.receiver_address}: {error.message}") from error
         except BatonError as error:
-            self._failures.add(cause=error.reason)
+            self._series.failed(transport, error.reason)
             raise
 
-    def _lost(self, ticket: Ticket, error: PeerUnavailable) -> PeerUnavailable:
+    def _lost(self, ticket: Ticket, transport: str, error: PeerUnavailable) -> PeerUnavailable:
         peer = (ticket.receiver_address, ticket.receiver_epoch)
-        self._failures.add(cause=error.reason)
+        self._series.failed(transport, error.reason)
         self._known.pop(peer, None)
         self._circuit.trip(peer, error.message)
         return error

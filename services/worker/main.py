@@ -26,6 +26,8 @@ from baton.rpc.serving import Service
 from baton.state.config import StateConfig
 from services.kvtransfer.config import KvTransferConfig
 from services.kvtransfer.handshake import identity
+from services.kvtransfer.shm import SharedMemory, shared_memory
+from services.kvtransfer.staging import Staging, staging
 from services.process.config import WorkerConfig
 from services.process.main import run_service
 from services.process.process import ServiceProcess, service_process
@@ -55,7 +57,10 @@ async def serve(role: Role, section: Section[WorkerConfig], arguments: Arguments
         loading = stack.enter_async_context(spawn_engine(settings.fill(ENGINE), on_progress=log.info))
         engine = await process.unless_stopped(loading)
         process.registration.describe(engine.card, lambda: engine.stats)
-        parts = _parts(process, engine, settings.fill(KVTRANSFER))
+        kvtransfer = settings.fill(KVTRANSFER)
+        shared = stack.enter_context(shared_memory(engine, process.epoch, kvtransfer))
+        staged = stack.enter_context(staging(engine, engine.card.format, kvtransfer.staging_bytes))
+        parts = _parts(process, engine, shared, staged, kvtransfer)
         await process.unless_stopped(warm_up(parts))
         await stack.enter_async_context(background(_report(process, engine), "engine series"))
         await stack.enter_async_context(background(_catalogue(process, engine), "block catalogue"))
@@ -64,13 +69,21 @@ async def serve(role: Role, section: Section[WorkerConfig], arguments: Arguments
             await first_of(process.stopping.wait(), _engine_end(engine), hangs)
 
 
-def _parts(process: ServiceProcess, engine: EngineClient, kvtransfer: KvTransferConfig) -> WorkerParts:
+def _parts(
+    process: ServiceProcess,
+    engine: EngineClient,
+    shared: SharedMemory | None,
+    staged: Staging | None,
+    kvtransfer: KvTransferConfig,
+) -> WorkerParts:
     channels, limit = process.channels, kvtransfer.acknowledge_seconds
     return build_parts(
         engine,
         Candidate(process.id, process.address, process.epoch),
         receivers=lambda ticket: KvReceiverClient(channels.get(ticket.receiver_address), limit),
         prefill_peers=lambda candidate: PrefillClient(channels.get(candidate.address)),
+        shared=shared,
+        staged=staged,
         kvtransfer=kvtransfer,
         meter=process.meter,
         clock=process.clock,

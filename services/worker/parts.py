@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.core.api import EngineApi, KvReceiverApi, PrefillApi
 from baton.core.clock import Clock
@@ -14,6 +14,10 @@ from services.kvtransfer.config import KvTransferConfig
 from services.kvtransfer.handshake import identity
 from services.kvtransfer.receiver import KvReceiver
 from services.kvtransfer.sender import KvSender
+from services.kvtransfer.shm import SharedMemory, host_name
+from services.kvtransfer.staging import Staging
+from services.kvtransfer.tcp import TcpIncoming, TcpOutgoing
+from services.kvtransfer.transport import Outgoing, TransportName
 from services.prefill.worker import PrefillWorker
 
 
@@ -31,14 +35,30 @@ def build_parts(
     *,
     receivers: Callable[[Ticket], KvReceiverApi],
     prefill_peers: Callable[[Candidate], PrefillApi],
+    shared: SharedMemory | None,
+    staged: Staging | None,
     kvtransfer: KvTransferConfig,
     meter: Meter,
     clock: Clock,
 ) -> WorkerParts:
-    """``receivers`` and ``prefill_peers`` give the API of another worker; ``me`` is how others address this one."""
-    hello = identity(me.worker_id, me.epoch, engine.card)
-    receiver = KvReceiver(hello, me.address, checksums=kvtransfer.checksum_policy, meter=meter, clock=clock)
-    sender = KvSender(hello, receivers, config=kvtransfer, meter=meter, clock=clock)
+    """``receivers`` and ``prefill_peers`` give the API of another worker; ``me`` is how others address this one.
+
+    ``shared`` and ``staged``: from ``shared_memory`` and ``staging``, for as long as the parts are in use.
+    """
+    ways = _ways(engine, shared, kvtransfer)
+    hello = identity(
+        me.worker_id, me.epoch, engine.card, tuple(way.name.value for way in ways), host_name() if shared else ""
+    )
+    answer = hello if shared is None else replace(hello, door=shared.door.invitation)
+    receiver = KvReceiver(
+        answer,
+        me.address,
+        TcpIncoming(engine.card.format, kvtransfer.checksum_policy, staged),
+        None if shared is None else shared.incoming,
+        meter=meter,
+        clock=clock,
+    )
+    sender = KvSender(hello, receivers, ways, config=kvtransfer, meter=meter, clock=clock)
     decode = DecodeWorker(
         engine,
         receiver,
@@ -50,3 +70,11 @@ def build_parts(
     )
     prefill = PrefillWorker(engine, sender, me, meter=meter, clock=clock)
     return WorkerParts(prefill, decode, receiver, lambda: prefill.computing + decode.computing)
+
+
+def _ways(engine: EngineApi, shared: SharedMemory | None, kvtransfer: KvTransferConfig) -> list[Outgoing]:
+    """The transports that this worker may send by, best first."""
+    ways: list[Outgoing] = [] if shared is None else [shared.outgoing]
+    if TransportName.TCP in kvtransfer.transports:
+        ways.append(TcpOutgoing(engine.card.format, kvtransfer.checksum_policy, engine.pool))
+    return ways

@@ -118,8 +118,11 @@ def test_fleet_serves_and_shows_what_it_does(tmp_path: Path) -> None:
             assert stats.prompt_tokens_computed == before
             assert stats.free_blocks + stats.cached_blocks == stats.total_blocks == 2000
             metrics = await page(records["decode-0"], "/metrics")
-            assert series(metrics, "baton_kv_received_bytes_total") == 200 * 16
-            assert series(await page(records["prefill-0"], "/metrics"), "baton_kv_sent_bytes_total") == 200 * 16
+            assert series(metrics, 'baton_kv_received_bytes_total{transport="shm"}') == 200 * 16
+            assert (
+                series(await page(records["prefill-0"], "/metrics"), 'baton_kv_sent_bytes_total{transport="shm"}')
+                == 200 * 16
+            )
             directory = DirectoryClient(found.channels.get(records["kvtransfer-0"].address))
 
             async def announced() -> bool:

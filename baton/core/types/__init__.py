@@ -44,6 +44,8 @@ from baton.core.types.transfer import (
     KvConfirmation,
     KvFormat,
     KvHandshake,
+    KvSource,
+    LocalDoor,
     Ticket,
 )
 
@@ -62,6 +64,8 @@ __all__ = [
     "KvConfirmation",
     "KvFormat",
     "KvHandshake",
+    "KvSource",
+    "LocalDoor",
     "ModelCard",
     "ModelInfo",
     "Module",

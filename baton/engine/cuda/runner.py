@@ -75,6 +75,11 @@ class CudaRunner:
         return self._machinery.pool.shape[0] - 1
 
     @property
+    def memory(self) -> None:
+        """A pool on the GPU is not mapped by other processes."""
+        return None
+
+    @property
     def steps_ahead(self) -> int:
         return STEPS_AHEAD
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from baton.core.types import KvChunk, KvConfirmation, KvHandshake
+from baton.core.types import KvChunk, KvConfirmation, KvHandshake, KvSource
 from baton.rpc.wire.guard import encodes, require
 from baton.rpc.wire.types import handshake_from_wire, handshake_to_wire, ticket_from_wire, ticket_to_wire
 from protos.baton.v1 import kvtransfer_pb2 as pb
@@ -18,6 +18,7 @@ def chunk_to_wire(chunk: KvChunk) -> pb.OfferRequest:
         block_count=chunk.block_count,
         payload=chunk.payload,
         checksums=chunk.checksums,
+        source=None if chunk.source is None else pb.KvSource(epoch=chunk.source.epoch, blocks=chunk.source.blocks),
     )
 
 
@@ -29,6 +30,7 @@ def chunk_from_wire(message: pb.OfferRequest) -> KvChunk:
         block_count=message.block_count,
         payload=message.payload,
         checksums=tuple(message.checksums),
+        source=KvSource(message.source.epoch, tuple(message.source.blocks)) if message.HasField("source") else None,
     )
 
 

@@ -23,6 +23,7 @@ from baton.engine.messages import (
     Filled,
     First,
     Prefill,
+    Pulled,
     Read,
     Refused,
     Release,
@@ -174,6 +175,8 @@ class CoreDriver:
                 self.replies[op] = None
             case BlocksRead(op, payload):
                 self.replies[op] = payload
+            case Pulled(op, digests):
+                self.replies[op] = b"".join(digests)
             case Refused(op, error):
                 self.replies[op] = error
 

@@ -73,7 +73,10 @@ REQUEST = st.builds(
 CANDIDATE = st.builds(types.Candidate, NAME, NAME, UINT64)
 TICKET = st.builds(types.Ticket, NAME, ATTEMPT, NAME, UINT64)
 FORMAT = st.builds(types.KvFormat, NAME, *[st.integers(1, 2**32 - 1)] * 4, NAME)
-HANDSHAKE = st.builds(types.KvHandshake, NAME, UINT64, TEXT, TEXT, FORMAT, UINT32, tuples(TEXT))
+DOOR = st.builds(types.LocalDoor, TEXT, st.binary(max_size=16))
+HANDSHAKE = st.builds(
+    types.KvHandshake, NAME, UINT64, TEXT, TEXT, FORMAT, UINT32, tuples(TEXT), tuples(TEXT), TEXT, st.none() | DOOR
+)
 FIRST = st.builds(types.FirstToken, UINT32, USAGE, st.none() | LOGPROB, tuples(st.none() | LOGPROB), FINISH)
 TOKEN_CHUNK = st.builds(
     types.TokenChunk,
@@ -85,7 +88,10 @@ TOKEN_CHUNK = st.builds(
     placement=st.none() | PLACEMENT,
 )
 BLOCKS = st.integers(1, 2**32 - 1)
-CHUNK = st.builds(types.KvChunk, TICKET, UINT32, BLOCKS, st.binary(max_size=64), tuples(st.binary(max_size=16)))
+SOURCE = st.builds(types.KvSource, UINT64, IDS)
+CHUNK = st.builds(
+    types.KvChunk, TICKET, UINT32, BLOCKS, st.binary(max_size=64), tuples(st.binary(max_size=16)), st.none() | SOURCE
+)
 CONFIRMATION = st.builds(types.KvConfirmation, TICKET, UINT32, BLOCKS)
 MESSAGES = tuples(st.builds(types.ChatMessage, TEXT, TEXT))
 # Seed and max_tokens exist twice in a GenerateRequest and once on the wire: outside.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 
@@ -28,6 +28,7 @@ from baton.core.types import (
 from services.kvtransfer.config import KvTransferConfig
 from services.kvtransfer.receiver import Delivery, KvReceiver
 from services.kvtransfer.sender import KvSender
+from services.kvtransfer.tcp import TcpIncoming, TcpOutgoing
 
 FORMAT = KvFormat("fake", 4, 1, 1, 8)
 SIZE = FORMAT.block_bytes
@@ -57,6 +58,9 @@ class Run:
     async def read_blocks(self, first_block: int, block_count: int) -> bytes:
         return b"".join(block(ordinal) for ordinal in range(first_block, first_block + block_count))
 
+    def block_ids(self, first_block: int, block_count: int) -> tuple[int, ...]:
+        raise NotImplementedError
+
     async def first_token(self) -> FirstToken:
         return FirstToken(1, Usage())
 
@@ -77,6 +81,11 @@ class Held:
 
     async def read_blocks(self, first_block: int, block_count: int) -> bytes:
         return b"".join(self.stored[ordinal] for ordinal in range(first_block, first_block + block_count))
+
+    async def pull_blocks(
+        self, first_block: int, source: int, source_blocks: Sequence[int], filled: int
+    ) -> tuple[bytes, ...]:
+        raise NotImplementedError
 
     async def decode(self, first: FirstToken | None) -> AsyncIterator[TokenChunk]:
         raise NotImplementedError
@@ -116,16 +125,20 @@ class Recorded:
         await self.inner.confirm(confirmation)
 
 
+def receiver_of(identity: KvHandshake, config: KvTransferConfig, clock: ManualClock) -> KvReceiver:
+    tcp = TcpIncoming(identity.format, config.checksum_policy)
+    return KvReceiver(identity, "d:1", tcp, None, meter=SilentMeter(), clock=clock)
+
+
 class Pair:
     """A sender and a receiver that know each other."""
 
     def __init__(self, config: KvTransferConfig = TWO_BLOCKS) -> None:
         self.clock = ManualClock()
-        self.receiver = KvReceiver(
-            RECEIVER, "d:1", checksums=config.checksum_policy, meter=SilentMeter(), clock=self.clock
-        )
+        self.receiver = receiver_of(RECEIVER, config, self.clock)
         self.wire = Recorded(self.receiver)
-        self.sender = KvSender(SENDER, lambda _: self.wire, config=config, meter=SilentMeter(), clock=self.clock)
+        ways = [TcpOutgoing(FORMAT, config.checksum_policy)]
+        self.sender = KvSender(SENDER, lambda _: self.wire, ways, config=config, meter=SilentMeter(), clock=self.clock)
 
     def accept(self, held: Held, blocks: range) -> AbstractAsyncContextManager[Delivery]:
         context_tokens = blocks.stop * FORMAT.block_size
@@ -209,10 +222,7 @@ def test_receiver_of_another_format_is_refused_before_any_byte() -> None:
     async def run() -> None:
         pair = Pair()
         other = replace(RECEIVER, format=replace(FORMAT, kv_heads=2))
-        receiver = KvReceiver(
-            other, "d:1", checksums=KvTransferConfig().checksum_policy, meter=SilentMeter(), clock=pair.clock
-        )
-        pair.wire.inner = receiver
+        pair.wire.inner = receiver_of(other, KvTransferConfig(), pair.clock)
         with pytest.raises(TransferRejected, match=r"format\.kv_heads"):
             await pair.sender.connect(Ticket("r", ATTEMPT, "d:1", 2))
         assert pair.wire.calls == []
