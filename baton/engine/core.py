@@ -33,8 +33,10 @@ from baton.engine.messages import (
     Failed,
     Filled,
     First,
+    Import,
     Prefill,
     Read,
+    ReadCached,
     Refused,
     Release,
     Reserve,
@@ -170,20 +172,24 @@ class EngineCore:
         match command:
             case Reserve(key, request, compute_up_to):
                 self._submit(key, Work.DECODE, request, compute_up_to)
-            case Prefill(key, request):
-                self._submit(key, Work.PREFILL, request)
+            case Prefill(key, request, compute_up_to):
+                self._submit(key, Work.PREFILL, request, compute_up_to)
             case Decode(key, first):
                 self._start(key, first)
             case Write():
                 self._write(command)
             case Read():
                 self._read(command)
+            case Import():
+                self._import(command)
+            case ReadCached(op, names):
+                self._events.append(BlocksRead(op, self._runner.read_blocks(self._pool.leading(names))))
             case Release(key):
                 sequence = self._live.pop(key, None)
                 if sequence is not None:
                     self._drop(sequence)
 
-    def _submit(self, key: int, work: Work, request: TokenRequest, compute_up_to: int = 0) -> None:
+    def _submit(self, key: int, work: Work, request: TokenRequest, compute_up_to: int) -> None:
         try:
             self._limits.check(request)
             deadline = None if request.timeout is None else self._clock.now() + request.timeout
@@ -229,6 +235,23 @@ class EngineCore:
             self._events.append(Refused(command.op, error))
             return
         self._events.append(BlocksRead(command.op, self._runner.read_blocks(blocks)))
+
+    def _import(self, command: Import) -> None:
+        sequence = self._live.get(command.key)
+        try:
+            if sequence is None or sequence.stage is not Stage.HELD:
+                raise TransferRejected("the request holds no blocks that wait to be written")
+            before = sequence.computed
+            named = sequence.import_prefix(command.block_count)
+        except BatonError as error:
+            self._events.append(Refused(command.op, error))
+            return
+        for block, name in named:
+            self._pool.publish(block, name)
+        self._prompt_cached += min(sequence.computed, sequence.prompt_length) - min(before, sequence.prompt_length)
+        self._events.append(Written(command.op))
+        if sequence.is_prefill:
+            self._announce(sequence)
 
     # --- a step -------------------------------------------------------------------------------------------------------
 

@@ -29,3 +29,14 @@ def verify(payload: bytes, first_block: int, checksums: Sequence[bytes], block_b
     for index, (got, expected) in enumerate(zip(found, checksums, strict=True)):
         if got != expected:
             raise CorruptTransfer(f"block {first_block + index} does not match its checksum {when}")
+
+
+def named_checksum(name: bytes, payload: bytes | memoryview) -> bytes:
+    """The digest of a block of the cache tier: its name is its place, so a block under another's name is wrong."""
+    return xxhash.xxh3_128_digest(payload, seed=int.from_bytes(name[:8], "little"))
+
+
+def verify_named(name: bytes, payload: bytes | memoryview, checksum: bytes, *, when: str) -> None:
+    """CorruptTransfer unless ``payload`` is what ``checksum`` was made from, under this name."""
+    if named_checksum(name, payload) != checksum:
+        raise CorruptTransfer(f"block {name.hex()} does not match its checksum {when}")

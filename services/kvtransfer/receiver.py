@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
-from baton.core.api import Reservation
+from baton.core.api import WritableBlocks
 from baton.core.clock import Clock
 from baton.core.errors import BatonError, TransferRejected
 from baton.core.telemetry import Meter
@@ -21,7 +21,7 @@ from services.kvtransfer.tickets import TicketBook
 class Delivery:
     """One open ticket and the reservation that its blocks go into."""
 
-    def __init__(self, ticket: Ticket, reservation: Reservation, context_tokens: int) -> None:
+    def __init__(self, ticket: Ticket, reservation: WritableBlocks, context_tokens: int) -> None:
         self.ticket = ticket
         self.reservation = reservation
         self.context_tokens = context_tokens
@@ -72,7 +72,7 @@ class KvReceiver:
 
     @asynccontextmanager
     async def accept(
-        self, request_id: str, attempt: Attempt, reservation: Reservation, *, skip_blocks: int, context_tokens: int
+        self, request_id: str, attempt: Attempt, reservation: WritableBlocks, *, skip_blocks: int, context_tokens: int
     ) -> AsyncIterator[Delivery]:
         """Open a ticket for the blocks of ``context_tokens`` from ordinal ``skip_blocks`` on.
 
@@ -116,14 +116,14 @@ class KvReceiver:
         with self._counting_failures():
             self._book.confirm(confirmation.ticket, confirmation.first_block, confirmation.block_count)
 
-    async def _store(self, chunk: KvChunk, reservation: Reservation) -> None:
+    async def _store(self, chunk: KvChunk, reservation: WritableBlocks) -> None:
         layout = self._identity.format
         blocks = unpack(chunk.payload, layout, chunk.block_count)
         if self._checksums is ChecksumPolicy.OFF:
             await reservation.write_blocks(chunk.first_block, blocks)
             return
         verify(chunk.payload, chunk.first_block, chunk.checksums, layout.block_bytes, when="as received")
-        stored = await _written_and_read_back(reservation, chunk.first_block, chunk.block_count, blocks)
+        stored = await written_and_read_back(reservation, chunk.first_block, chunk.block_count, blocks)
         packed = pack(stored, layout, filled_slots(chunk.payload, layout, chunk.block_count))
         verify(packed, chunk.first_block, chunk.checksums, layout.block_bytes, when="as stored")
 
@@ -149,13 +149,13 @@ class KvReceiver:
             raise
 
 
-async def _written_and_read_back(reservation: Reservation, first_block: int, block_count: int, blocks: bytes) -> bytes:
+async def written_and_read_back(held: WritableBlocks, first_block: int, block_count: int, blocks: bytes) -> bytes:
     """Both at once: an engine takes them in order between two of its steps, so the check costs no further step.
 
     Should a read ever overtake its write, the bytes would not verify: it fails closed.
     """
-    write = asyncio.create_task(reservation.write_blocks(first_block, blocks))
-    read = asyncio.create_task(reservation.read_blocks(first_block, block_count))
+    write = asyncio.create_task(held.write_blocks(first_block, blocks))
+    read = asyncio.create_task(held.read_blocks(first_block, block_count))
     try:
         await write
         return await read
