@@ -1,7 +1,8 @@
 """Named KV blocks as files, one each. A file is whole or it is refused: written aside, renamed, verified when read.
 
 Layout of a file, little-endian: magic "BKV1", bytes of the graph version (u16), bytes of the payload (u64), name (16),
-checksum (16), graph version (UTF-8), payload. Nothing is synced: what a power failure spoils does not verify.
+checksum (16), graph version (UTF-8), checksum of all before (8), payload. Nothing is synced: what a power failure
+spoils does not verify.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from typing import BinaryIO
 
 from baton.core.errors import CorruptTransfer
 from baton.core.types import TierBlock
-from services.kvtransfer.checksum import verify_named
+from services.kvtransfer.checksum import head_checksum, verify_named
 
 MAGIC = b"BKV1"
 _HEAD = struct.Struct("<4sHQ16s16s")
+_HEAD_CHECKSUM = 8
 _SUFFIX, _ASIDE = ".kv", ".part"
 
 
@@ -34,7 +36,7 @@ class StoredBlock:
 
 def file_bytes(block: TierBlock) -> int:
     """How long the block's file is."""
-    return _HEAD.size + len(block.graph_version.encode()) + len(block.payload)
+    return _HEAD.size + len(block.graph_version.encode()) + _HEAD_CHECKSUM + len(block.payload)
 
 
 class BlockFiles:
@@ -49,12 +51,12 @@ class BlockFiles:
         """OSError when the disk is full or broken; then nothing is left of the block."""
         path = self._path(block.name)
         version = block.graph_version.encode()
-        head = _HEAD.pack(MAGIC, len(version), len(block.payload), block.name, block.checksum)
+        head = _HEAD.pack(MAGIC, len(version), len(block.payload), block.name, block.checksum) + version
         aside = path.with_suffix(_ASIDE)
         try:
             path.parent.mkdir(exist_ok=True, mode=0o700)
             with aside.open("wb") as file:
-                file.write(head + version)
+                file.write(head + head_checksum(head))
                 file.write(block.payload)
             aside.replace(path)
         except OSError:
@@ -122,13 +124,11 @@ def _read_head(file: BinaryIO, name: bytes) -> tuple[StoredBlock, bytes, int]:
         raise CorruptTransfer(f"block {name.hex()}: its file is cut short")
     magic, version_bytes, payload_bytes, written_as, checksum = _HEAD.unpack(head)
     version = file.read(version_bytes)
-    if magic != MAGIC or written_as != name or len(version) < version_bytes:
+    is_sound = magic == MAGIC and head_checksum(head + version) == file.read(_HEAD_CHECKSUM)
+    if not is_sound or written_as != name:
         raise CorruptTransfer(f"block {name.hex()}: its file's head is not its own")
-    try:
-        text = version.decode()
-    except UnicodeDecodeError as error:
-        raise CorruptTransfer(f"block {name.hex()}: its graph version is no text") from error
-    return StoredBlock(name, _HEAD.size + version_bytes + payload_bytes, text), checksum, payload_bytes
+    size = _HEAD.size + version_bytes + _HEAD_CHECKSUM + payload_bytes
+    return StoredBlock(name, size, version.decode()), checksum, payload_bytes
 
 
 def _examine(path: Path) -> StoredBlock:

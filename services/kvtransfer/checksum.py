@@ -33,7 +33,12 @@ def verify(payload: bytes, first_block: int, checksums: Sequence[bytes], block_b
 
 def named_checksum(name: bytes, payload: bytes | memoryview) -> bytes:
     """The digest of a block of the cache tier: its name is its place, so a block under another's name is wrong."""
-    return xxhash.xxh3_128_digest(payload, seed=int.from_bytes(name[:8], "little"))
+    return xxhash.xxh3_128_digest(payload, seed=xxhash.xxh3_64_intdigest(name))
+
+
+def head_checksum(head: bytes) -> bytes:
+    """8 bytes that guard what a file says of its payload."""
+    return xxhash.xxh3_64_digest(head)
 
 
 def verify_named(name: bytes, payload: bytes | memoryview, checksum: bytes, *, when: str) -> None:

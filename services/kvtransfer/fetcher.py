@@ -123,7 +123,7 @@ class PrefixFetcher:
             while wanted or calls:
                 while wanted and len(calls) < GETS_IN_FLIGHT:
                     batch = wanted.popleft()
-                    calls.append((batch, asyncio.create_task(self._answered(tier.get(batch)))))
+                    calls.append((batch, asyncio.create_task(self._get(tier, batch))))
                 batch, call = calls.popleft()
                 blocks = await call
                 self._check(batch, blocks)
@@ -135,6 +135,9 @@ class PrefixFetcher:
             for _, call in calls:
                 call.cancel()
             await asyncio.gather(*(call for _, call in calls), return_exceptions=True)
+
+    async def _get(self, tier: TierApi, names: Sequence[bytes]) -> tuple[TierBlock, ...]:
+        return await self._answered(tier.get(names))
 
     def _check(self, names: Sequence[bytes], blocks: Sequence[TierBlock]) -> None:
         if len(blocks) > len(names):

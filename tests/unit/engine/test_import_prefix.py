@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ def computed_elsewhere(wanted: TokenRequest) -> bytes:
     return payload
 
 
-def wanted(**fields: object) -> TokenRequest:
+def wanted(**fields: Any) -> TokenRequest:
     return request(prompt(LENGTH), sampling=SAMPLED, **fields)
 
 
