@@ -13,6 +13,7 @@ import json
 import random
 import statistics
 import tempfile
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -100,7 +101,17 @@ async def measure(options: argparse.Namespace, level: str) -> dict[str, object]:
             await bench.round()  # warms every path, and lets the worker learn its rates
             rounds = [await bench.round() for _ in range(options.repeats)]
             worker = next(r for r in await stack.processes() if r.card is not None)
-    return summary(rounds, worker, options.prompt)
+            rate = await asyncio.to_thread(fetch_rate, worker.http_address)
+    return summary(rounds, worker, options.prompt) | {"fetch_mb_per_second": rate}
+
+
+def fetch_rate(http_address: str) -> float:
+    """Of all the worker's fetches: from the first call to the last verified block."""
+    with urllib.request.urlopen(f"http://{http_address}/metrics", timeout=WAIT_SECONDS) as response:
+        lines = [line.rsplit(" ", 1) for line in response.read().decode().splitlines() if not line.startswith("#")]
+    series = {name: float(value) for name, value in lines}
+    seconds = series["baton_tier_fetch_seconds_sum"]
+    return round(series["baton_tier_fetched_bytes_total"] / seconds / 1e6, 1) if seconds else 0.0
 
 
 def summary(rounds: Sequence[dict[str, float]], worker: ProcessRecord, prompt_tokens: int) -> dict[str, object]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from baton.core.api import EngineApi, ImportableBlocks, TierApi
-from baton.core.blockhash import block_hashes, root_hash
+from baton.core.blockhash import block_hashes, request_root
 from baton.core.clock import Clock
 from baton.core.errors import BatonError, CorruptTransfer, PeerUnavailable
 from baton.core.telemetry import Meter
@@ -37,8 +37,8 @@ class FoundPrefix:
 
 def prompt_names(request: TokenRequest, card: ModelCard) -> list[bytes]:
     """The chained hashes of the full blocks of prompt and generated tokens, as the engine names them."""
-    root = root_hash(salt=request.salt, weights_hash=card.weights_hash, kv_format=str(card.format))
-    return list(block_hashes(root, (*request.prompt, *request.generated), card.format.block_size))
+    context = (*request.prompt, *request.generated)
+    return list(block_hashes(request_root(request, card), context, card.format.block_size))
 
 
 class PrefixFetcher:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from baton.core.blockhash import block_hashes, root_hash
 from baton.core.errors import TransferRejected
 from baton.core.types import FilledBlocks, Sampling, TokenRequest, Usage
+from services.kvtransfer.fetcher import prompt_names
 from tests.unit.engine.core_driver import Driver, prompt, request
 
 SAMPLED = Sampling(temperature=0.7, seed=11, repetition_penalty=1.1)
@@ -23,9 +23,7 @@ def steps_ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 def names(wanted: TokenRequest, driver: Driver) -> list[bytes]:
-    card = driver.runner.card
-    root = root_hash(salt=wanted.salt, weights_hash=card.weights_hash, kv_format=str(card.format))
-    return list(block_hashes(root, wanted.prompt, card.format.block_size))
+    return prompt_names(wanted, driver.runner.card)
 
 
 def computed_elsewhere(wanted: TokenRequest) -> bytes:
@@ -160,3 +158,17 @@ def test_reading_cached_blocks_stops_at_the_first_that_is_gone() -> None:
     assert isinstance(whole, bytes) and len(whole) == 5 * size
     assert driver.read_cached(known[1], bytes(16), known[2]) == whole[size : 2 * size]
     assert driver.read_cached(bytes(16), known[0]) == b""
+
+
+@pytest.mark.parametrize("window", [None, 8])
+def test_a_front_names_blocks_as_its_engine_does(window: int | None) -> None:
+    driver = Driver()
+    asked = replace(wanted(salt=b"tenant"), generated=(7, 8, 9), attention_window=window)
+    key = driver.reserve(asked)
+    driver.step()
+    driver.decode(key)
+    driver.step()
+    named = prompt_names(asked, driver.runner.card)
+    assert len(named) == 6 and set(named) <= set(driver.core._pool.names())
+    driver.release(key)
+    driver.assert_idle()

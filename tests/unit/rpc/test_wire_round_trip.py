@@ -86,6 +86,7 @@ TOKEN_CHUNK = st.builds(
 )
 BLOCKS = st.integers(1, 2**32 - 1)
 CHUNK = st.builds(types.KvChunk, TICKET, UINT32, BLOCKS, st.binary(max_size=64), tuples(st.binary(max_size=16)))
+TIER_BLOCK = st.builds(types.TierBlock, st.binary(max_size=16), st.binary(max_size=64), st.binary(max_size=16), TEXT)
 CONFIRMATION = st.builds(types.KvConfirmation, TICKET, UINT32, BLOCKS)
 MESSAGES = tuples(st.builds(types.ChatMessage, TEXT, TEXT))
 # Seed and max_tokens exist twice in a GenerateRequest and once on the wire: outside.
@@ -161,6 +162,7 @@ PAIRS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], Message], Callabl
     ),
     "kv_chunk": (CHUNK, kvtransfer.chunk_to_wire, kvtransfer.chunk_from_wire),
     "kv_confirmation": (CONFIRMATION, kvtransfer.confirmation_to_wire, kvtransfer.confirmation_from_wire),
+    "tier_block": (TIER_BLOCK, kvtransfer.block_to_wire, kvtransfer.block_from_wire),
     "peers": (tuples(st.tuples(HANDSHAKE, NAME)), kvtransfer.peers_to_wire, kvtransfer.peers_from_wire),
     "decode_request": (
         st.builds(types.DecodeRequest, REQUEST, tuples(CANDIDATE), UINT32),
