@@ -74,9 +74,7 @@ class PrefixFetcher:
     async def look_up(self, request: TokenRequest) -> FoundPrefix | None:
         """What is worth fetching for this request: blocks that follow those cached here. None: nothing is."""
         tier = self._tiers.find()
-        sharable = (
-            request.context_tokens - 1
-        ) // self._layout.block_size  # never the last token: its logits are needed
+        sharable = (request.context_tokens - 1) // self._layout.block_size  # the last token's logits are needed
         if tier is None or request.prompt_logprobs is not None or not self._pays(sharable):
             return None
         names = prompt_names(request, self._engine.card)[:sharable]

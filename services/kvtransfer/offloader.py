@@ -10,9 +10,11 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from typing import NoReturn, Protocol
 
 from baton.core.api import TierApi
+from baton.core.background import background
 from baton.core.clock import Clock
 from baton.core.errors import BatonError, PeerUnavailable
 from baton.core.streams import closing
@@ -78,8 +80,7 @@ class Offloader:
 
     async def run(self) -> NoReturn:
         """Follow the prefix cache and send what enters it, no faster than the rate."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._follow())
+        async with background(self._follow(), "prefix cache changes"):
             while True:
                 await self._news.wait()
                 await self._clock.sleep(await self.ship() / self._rate if self._queue else 0)
@@ -90,14 +91,15 @@ class Offloader:
     async def _follow(self) -> None:
         last, held = self._cache.cached_blocks()
         self.add(sorted(held))
-        async with closing(self._cache.block_changes()) as changes:
-            async for change in changes:
-                if change.sequence not in (last, last + 1):
-                    self.add(sorted(self._cache.cached_blocks()[1]))
-                last = change.sequence
-                self.add(change.added)
-                for name in change.removed:
-                    self._queue.pop(name, None)
+        with suppress(PeerUnavailable):  # the engine has ended, and its worker is about to
+            async with closing(self._cache.block_changes()) as changes:
+                async for change in changes:
+                    if change.sequence not in (last, last + 1):
+                        self.add(sorted(self._cache.cached_blocks()[1]))
+                    last = change.sequence
+                    self.add(change.added)
+                    for name in change.removed:
+                        self._queue.pop(name, None)
 
     def add(self, names: Sequence[bytes]) -> None:
         """These are in the prefix cache now."""

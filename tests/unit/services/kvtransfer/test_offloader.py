@@ -29,7 +29,7 @@ class Cache:
 
     held: set[bytes] = field(default_factory=set)
     sequence: int = 0
-    changes: asyncio.Queue[BlockChange] = field(default_factory=asyncio.Queue)
+    changes: asyncio.Queue[BlockChange | None] = field(default_factory=asyncio.Queue)
     reads: list[Sequence[bytes]] = field(default_factory=list)
 
     def add(self, *numbers: int, skip: int = 0) -> None:
@@ -43,7 +43,10 @@ class Cache:
 
     async def block_changes(self) -> AsyncIterator[BlockChange]:
         while True:
-            yield await self.changes.get()
+            change = await self.changes.get()
+            if change is None:
+                raise PeerUnavailable("the engine has ended")
+            yield change
 
     async def read_cached(self, wanted: Sequence[bytes]) -> bytes:
         self.reads.append(wanted)
@@ -200,5 +203,18 @@ def test_without_a_tier_what_is_new_waits() -> None:
             assert await one.ship() == 0
         peer.is_there = True
         assert await one.ship() == SIZE
+
+    asyncio.run(main())
+
+
+def test_the_engines_end_is_for_others_to_report() -> None:
+    async def main() -> None:
+        cache, peer = Cache(), Peer()
+        cache.add(1)
+        cache.changes.put_nowait(None)
+        async with background(offloader(cache, peer, Counted()).run(), "offload"):
+            await until(lambda: peer.tier.stats.memory_blocks == 1 and cache.changes.empty())
+            for _ in range(10):
+                await asyncio.sleep(0)  # what a failure would take to be seen
 
     asyncio.run(main())
