@@ -54,7 +54,7 @@ async def offload(worker: StackWorker, joined: Joined) -> None:
         worker.engine.card.format,
         joined,
         worker.parts.economy,
-        bytes_per_second=1e9,
+        bytes_per_second=lambda: 1e9,
         queue_blocks=1000,
         meter=SilentMeter(),
         clock=SystemClock(),

@@ -8,23 +8,28 @@ LEAST_BYTES = 256 * 1024
 
 
 class FetchEconomy:
-    """Starts from the given rates (settings with measured defaults) and follows what this worker observes."""
+    """Starts from the given rates, which are settings; the first observation replaces one, later ones move it."""
 
     def __init__(self, *, bytes_per_second: float, tokens_per_second: float, min_tokens: int) -> None:
         """Prefixes of fewer than ``min_tokens`` are never worth a call."""
         self.bytes_per_second = bytes_per_second
         self.tokens_per_second = tokens_per_second
         self._min_tokens = min_tokens
+        self._has_moved = self._has_computed = False
 
     def moved(self, byte_count: int, seconds: float) -> None:
         """So many bytes came from the tier, or went to it, in so many seconds."""
         if byte_count >= LEAST_BYTES and seconds > 0:
-            self.bytes_per_second += WEIGHT * (byte_count / seconds - self.bytes_per_second)
+            weight = WEIGHT if self._has_moved else 1.0
+            self.bytes_per_second += weight * (byte_count / seconds - self.bytes_per_second)
+            self._has_moved = True
 
     def computed(self, tokens: int, seconds: float) -> None:
         """So many prompt tokens were computed in so many seconds, beside whatever else the engine did."""
         if tokens >= LEAST_TOKENS and seconds > 0:
-            self.tokens_per_second += WEIGHT * (tokens / seconds - self.tokens_per_second)
+            weight = WEIGHT if self._has_computed else 1.0
+            self.tokens_per_second += weight * (tokens / seconds - self.tokens_per_second)
+            self._has_computed = True
 
     def fetch_seconds(self, byte_count: int) -> float:
         return byte_count / self.bytes_per_second

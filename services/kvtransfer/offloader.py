@@ -1,7 +1,8 @@
 """Write-through to the cache tier: full blocks go there soon after they entered this worker's prefix cache.
 
 Not when they are evicted: a block that is about to be reused would have to be waited for, in the middle of a step. The
-price is that blocks are sent that are never evicted here; it is bounded by a rate, and other workers profit.
+price is that blocks are sent that are never evicted here; other workers profit from them, and a rate bounds it, a low
+one while the engine is busy: a read makes the engine wait for the steps that it has launched.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from typing import NoReturn, Protocol
 
@@ -51,7 +52,10 @@ class PrefixCache(Protocol):
 
 
 class Offloader:
-    """``run`` goes on beside the worker. Behind by more than ``queue_blocks``, it drops the oldest, and counts them."""
+    """``run`` goes on beside the worker, at ``bytes_per_second`` of the moment.
+
+    Behind by more than ``queue_blocks``, it drops the oldest, and counts them.
+    """
 
     def __init__(
         self,
@@ -60,7 +64,7 @@ class Offloader:
         tiers: Tiers,
         economy: FetchEconomy,
         *,
-        bytes_per_second: float,
+        bytes_per_second: Callable[[], float],
         queue_blocks: int,
         meter: Meter,
         clock: Clock,
@@ -83,7 +87,7 @@ class Offloader:
         async with background(self._follow(), "prefix cache changes"):
             while True:
                 await self._news.wait()
-                await self._clock.sleep(await self.ship() / self._rate if self._queue else 0)
+                await self._clock.sleep(await self.ship() / self._rate() if self._queue else 0)
                 if not self._queue:
                     self._news.clear()
         raise AssertionError("it never ends by itself")

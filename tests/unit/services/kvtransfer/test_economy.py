@@ -34,3 +34,13 @@ def test_observations_that_say_little_change_nothing() -> None:
     learned.computed(1, 100.0)
     learned.computed(1000, 0.0)
     assert (learned.bytes_per_second, learned.tokens_per_second) == (1e6, 100.0)
+
+
+def test_the_first_observation_replaces_the_guess_and_later_ones_move_it() -> None:
+    learned = economy()
+    learned.computed(1000, 0.1)
+    assert learned.tokens_per_second == 10_000.0
+    learned.computed(1000, 0.2)
+    assert learned.tokens_per_second == 9_000.0
+    learned.moved(1_000_000, 0.001)
+    assert learned.bytes_per_second == 1e9

@@ -108,7 +108,7 @@ def offloader(
         FORMAT,
         peer,
         economy,
-        bytes_per_second=SIZE,
+        bytes_per_second=lambda: SIZE,
         queue_blocks=most,
         meter=meter,  # type: ignore[arg-type]
         clock=clock or ManualClock(),
