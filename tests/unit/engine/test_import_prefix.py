@@ -9,6 +9,7 @@ import pytest
 
 from baton.core.errors import TransferRejected
 from baton.core.types import FilledBlocks, Sampling, TokenRequest, Usage
+from baton.engine.sequence import Sequence, Work
 from services.kvtransfer.fetcher import prompt_names
 from tests.unit.engine.core_driver import Driver, prompt, request
 
@@ -162,13 +163,8 @@ def test_reading_cached_blocks_stops_at_the_first_that_is_gone() -> None:
 
 @pytest.mark.parametrize("window", [None, 8])
 def test_a_front_names_blocks_as_its_engine_does(window: int | None) -> None:
-    driver = Driver()
+    card = Driver().runner.card
     asked = replace(wanted(salt=b"tenant"), generated=(7, 8, 9), attention_window=window)
-    key = driver.reserve(asked)
-    driver.step()
-    driver.decode(key)
-    driver.step()
-    named = prompt_names(asked, driver.runner.card)
-    assert len(named) == 6 and set(named) <= set(driver.core._pool.names())
-    driver.release(key)
-    driver.assert_idle()
+    named = prompt_names(asked, card)
+    assert named == Sequence(1, Work.DECODE, asked, card, deadline=None)._hashes_to(6)
+    assert named[0] != prompt_names(replace(asked, salt=b"other"), card)[0]
