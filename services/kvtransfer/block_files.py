@@ -45,7 +45,8 @@ class BlockFiles:
     def __init__(self, directory: Path) -> None:
         """OSError when the directory cannot be made."""
         self._directory = directory
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for one in (directory.parent, directory):  # prompts can be told from KV: nobody else's business
+            one.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def write(self, block: TierBlock) -> None:
         """OSError when the disk is full or broken; then nothing is left of the block."""
@@ -55,7 +56,7 @@ class BlockFiles:
         aside = path.with_suffix(_ASIDE)
         try:
             path.parent.mkdir(exist_ok=True, mode=0o700)
-            with aside.open("wb") as file:
+            with open(aside, "wb", opener=_private) as file:
                 file.write(head + head_checksum(head))
                 file.write(block.payload)
             aside.replace(path)
@@ -105,7 +106,8 @@ class BlockFiles:
 
     def write_pins(self, names: Iterable[bytes]) -> None:
         aside = self._pins.with_suffix(_ASIDE)
-        aside.write_text("".join(f"{name.hex()}\n" for name in sorted(names)))
+        with open(aside, "w", opener=_private, encoding="ascii") as file:
+            file.writelines(f"{name.hex()}\n" for name in sorted(names))
         aside.replace(self._pins)
 
     @property
@@ -115,6 +117,10 @@ class BlockFiles:
     def _path(self, name: bytes) -> Path:
         text = name.hex()
         return self._directory / text[:2] / f"{text}{_SUFFIX}"
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _read_head(file: BinaryIO, name: bytes) -> tuple[StoredBlock, bytes, int]:

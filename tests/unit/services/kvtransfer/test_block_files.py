@@ -81,3 +81,13 @@ def test_pins_are_kept(tmp_path: Path) -> None:
     assert BlockFiles(tmp_path).read_pins() == {name_of(1), name_of(2)}
     (tmp_path / "pins").write_text("no hexadecimal")
     assert files.read_pins() == frozenset()
+
+
+def test_nobody_else_can_read_a_prompts_blocks(tmp_path: Path) -> None:
+    root = tmp_path / "tier" / "kvtransfer-0"
+    files = BlockFiles(root)
+    files.write(BLOCK)
+    files.write_pins([BLOCK.name])
+    made = [root.parent, *root.parent.rglob("*")]
+    assert len(made) == 5
+    assert [path for path in made if path.stat().st_mode & 0o077] == []

@@ -48,10 +48,10 @@ class Cache:
                 raise PeerUnavailable("the engine has ended")
             yield change
 
-    async def read_cached(self, wanted: Sequence[bytes]) -> bytes:
-        self.reads.append(wanted)
+    async def read_cached(self, names: Sequence[bytes]) -> bytes:
+        self.reads.append(names)
         payload = b""
-        for name in wanted:
+        for name in names:
             if name not in self.held:
                 break
             payload += bytes([name[-1]]) * SIZE
