@@ -40,8 +40,9 @@ class KvTransferConfig(ProcessConfig):
     tier_message_bytes: int = 2 * 1024 * 1024  # of one answer; at least one block
     tier_answer_seconds: float = 0.5  # a tier silent for longer is left alone for peer_rest_seconds
     tier_min_tokens: int = 64  # shorter prefixes are computed
-    # Until this worker has seen any of both (measured: bench.tier; smollm2 on two cores, bench/results/cpu_speed.json).
-    tier_mb_per_second: float = 400.0  # of a fetch
+    # Until this worker has seen some itself. Measured with smollm2 on two cores: bench.tier, the machine busy with much
+    # else; bench/results/cpu_speed.json.
+    tier_mb_per_second: float = 100.0  # of a fetch
     tier_prefill_tokens_per_second: float = 1500.0  # of computing
     tier_offload_mb_per_second: float = 100.0  # of each worker while it is idle; 0: it sends nothing
     tier_offload_busy_mb_per_second: float = 20.0  # while its engine works
