@@ -18,7 +18,7 @@ from typing import NamedTuple
 from baton.core.clock import Clock
 from baton.core.errors import BatonError, Expired, InvalidRequest, TransferRejected
 from baton.core.types import EngineStats, FilledBlocks, FinishReason, FirstToken, TokenChunk, TokenLogprob, TokenRequest
-from baton.engine.block_access import readable_blocks, writable_blocks
+from baton.engine.block_access import import_blocks, readable_blocks, writable_blocks
 from baton.engine.blocks import BlockPool
 from baton.engine.config import EngineConfig
 from baton.engine.drafter import Drafter
@@ -176,12 +176,8 @@ class EngineCore:
                 self._submit(key, Work.PREFILL, request, compute_up_to)
             case Decode(key, first):
                 self._start(key, first)
-            case Write():
-                self._write(command)
-            case Read():
-                self._read(command)
-            case Import():
-                self._import(command)
+            case Write() | Read() | Import():
+                self._access(command)
             case ReadCached(op, names):
                 self._events.append(BlocksRead(op, self._runner.read_blocks(self._pool.leading(names))))
             case Release(key):
@@ -219,39 +215,26 @@ class EngineCore:
         else:
             self._finish(sequence, TokenChunk(finish=finish, usage=sequence.usage()))
 
-    def _write(self, command: Write) -> None:
+    def _access(self, command: Write | Read | Import) -> None:
         try:
-            blocks = writable_blocks(self._live.get(command.key), command, self._card.format.block_bytes)
+            self._events.append(self._accessed(command))
         except BatonError as error:
             self._events.append(Refused(command.op, error))
-            return
-        self._runner.write_blocks(blocks, command.payload)
-        self._events.append(Written(command.op))
 
-    def _read(self, command: Read) -> None:
-        try:
-            blocks = readable_blocks(self._live.get(command.key), command)
-        except BatonError as error:
-            self._events.append(Refused(command.op, error))
-            return
-        self._events.append(BlocksRead(command.op, self._runner.read_blocks(blocks)))
-
-    def _import(self, command: Import) -> None:
+    def _accessed(self, command: Write | Read | Import) -> Event:
         sequence = self._live.get(command.key)
-        try:
-            if sequence is None or sequence.stage is not Stage.HELD:
-                raise TransferRejected("the request holds no blocks that wait to be written")
-            before = sequence.computed
-            named = sequence.import_prefix(command.block_count)
-        except BatonError as error:
-            self._events.append(Refused(command.op, error))
-            return
-        for block, name in named:
-            self._pool.publish(block, name)
-        self._prompt_cached += min(sequence.computed, sequence.prompt_length) - min(before, sequence.prompt_length)
-        self._events.append(Written(command.op))
-        if sequence.is_prefill:
-            self._announce(sequence)
+        match command:
+            case Write():
+                blocks = writable_blocks(sequence, command, self._card.format.block_bytes)
+                self._runner.write_blocks(blocks, command.payload)
+            case Read():
+                return BlocksRead(command.op, self._runner.read_blocks(readable_blocks(sequence, command)))
+            case Import():
+                importing, tokens = import_blocks(sequence, command, self._pool)
+                self._prompt_cached += tokens
+                if importing.is_prefill:
+                    self._announce(importing)
+        return Written(command.op)
 
     # --- a step -------------------------------------------------------------------------------------------------------
 
