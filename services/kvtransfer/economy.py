@@ -4,6 +4,7 @@ from __future__ import annotations
 
 WEIGHT = 0.2  # of the newest observation in a rate
 LEAST_TOKENS = 128  # a computation of fewer says more about waiting than about computing
+LEAST_SECONDS = 0.001  # what seems to take less was under way before anybody looked at the clock
 LEAST_BYTES = 256 * 1024
 
 
@@ -26,7 +27,7 @@ class FetchEconomy:
 
     def computed(self, tokens: int, seconds: float) -> None:
         """So many prompt tokens were computed in so many seconds, beside whatever else the engine did."""
-        if tokens >= LEAST_TOKENS and seconds > 0:
+        if tokens >= LEAST_TOKENS and seconds >= LEAST_SECONDS:
             weight = WEIGHT if self._has_computed else 1.0
             self.tokens_per_second += weight * (tokens / seconds - self.tokens_per_second)
             self._has_computed = True

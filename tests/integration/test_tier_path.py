@@ -23,6 +23,7 @@ KVTRANSFER = KvTransferConfig(
     tier_message_bytes=2 * 16 * 16,
     tier_answer_seconds=GENEROUS_SECONDS,
     tier_min_tokens=32,
+    tier_mb_per_second=1e6,  # however quick the fake engine is, fetching pays
 )
 
 

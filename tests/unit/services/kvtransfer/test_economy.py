@@ -33,6 +33,7 @@ def test_observations_that_say_little_change_nothing() -> None:
     learned.moved(10_000_000, 0.0)
     learned.computed(1, 100.0)
     learned.computed(1000, 0.0)
+    learned.computed(1000, 0.0001)
     assert (learned.bytes_per_second, learned.tokens_per_second) == (1e6, 100.0)
 
 
