@@ -1,11 +1,13 @@
-"""What a front may do with the bytes of a request's blocks: read those it holds, fill those that wait to be filled."""
+"""What a front may do with the bytes of a request's blocks: read those it holds, fill those that wait to be filled, for
+a hand-over or from the cache tier."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Blocks
 
 from baton.core.errors import BatonError, TransferRejected
-from baton.engine.messages import BlocksRead, Pull, Pulled, Read, Refused, Write, Written
+from baton.engine.blocks import BlockPool
+from baton.engine.messages import BlocksRead, Import, Pull, Pulled, Read, Refused, Write, Written
 from baton.engine.runner import Runner
 from baton.engine.sequence import Sequence, Stage
 from baton.engine.sharedpool import PeerPools
@@ -14,13 +16,14 @@ from baton.engine.sharedpool import PeerPools
 class BlockAccess:
     """Answers one command at a time, between two steps. Never raises for a request's sake."""
 
-    def __init__(self, runner: Runner, peers: PeerPools) -> None:
+    def __init__(self, runner: Runner, pool: BlockPool, peers: PeerPools) -> None:
         self._runner = runner
+        self._pool = pool
         self._peers = peers
         self._block_bytes = runner.card.format.block_bytes
 
     def answer(
-        self, command: Write | Read | Pull, sequence: Sequence | None
+        self, command: Write | Read | Pull | Import, sequence: Sequence | None
     ) -> Written | BlocksRead | Pulled | Refused:
         """``sequence``: whose blocks are meant; None when it has ended."""
         try:
@@ -31,8 +34,14 @@ class BlockAccess:
                     return self._read(command, sequence)
                 case Pull():
                     return self._pull(command, sequence)
+                case Import():
+                    return self._import(command, sequence)
         except BatonError as error:
             return Refused(command.op, error)
+
+    def cached(self, op: int, names: Blocks[bytes]) -> BlocksRead:
+        """The bytes of the leading ``names`` in the prefix cache, which need not be anybody's."""
+        return BlocksRead(op, self._runner.read_blocks(self._pool.leading(names)))
 
     def _write(self, command: Write, sequence: Sequence | None) -> Written:
         count, rest = divmod(len(command.payload), self._block_bytes)
@@ -56,14 +65,24 @@ class BlockAccess:
             command.op, self._peers.pull(memory, blocks, command.source, source_blocks, first, command.filled)
         )
 
+    def _import(self, command: Import, sequence: Sequence | None) -> Written:
+        """The first blocks are valid from now on, and in the prefix cache."""
+        for block, name in _held(sequence).import_prefix(command.block_count):
+            self._pool.publish(block, name)
+        return Written(command.op)
 
-def _writable(sequence: Sequence | None, first: int, count: int) -> Blocks[int]:
-    """The blocks that are filled: only the reservation's own, and only before it decodes."""
+
+def _held(sequence: Sequence | None) -> Sequence:
     if sequence is None or sequence.stage is not Stage.HELD:
         raise TransferRejected("the request holds no blocks that wait to be written")
-    last = first + count
-    if not count or first < sequence.hits or last > sequence.context_blocks():
+    return sequence
+
+
+def _writable(sequence: Sequence | None, first: int, count: int) -> Blocks[int]:
+    """The blocks that are filled: only the request's own, and only before it is computed."""
+    held, last = _held(sequence), first + count
+    if not count or first < held.hits or last > held.context_blocks():
         raise TransferRejected(
-            f"blocks {first}..{last - 1}: only {sequence.hits}..{sequence.context_blocks() - 1} may be written"
+            f"blocks {first}..{last - 1}: only {held.hits}..{held.context_blocks() - 1} may be written"
         )
-    return sequence.blocks[first:last]
+    return held.blocks[first:last]

@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import count
 
@@ -39,6 +39,7 @@ from baton.engine.messages import (
     Loading,
     Prefill,
     Pulled,
+    ReadCached,
     Ready,
     Refused,
     Release,
@@ -115,17 +116,25 @@ class EngineClient:
     async def reserve(self, request: TokenRequest, compute_up_to: int = 0) -> AsyncIterator[EngineReservation]:
         with self._opened() as call:
             self.send(Reserve(call.key, request, compute_up_to))
-            yield EngineReservation(self, call, await call.admitted.get())
+            yield EngineReservation(self, call, await call.admitted.get(), self._card.format.block_size)
 
     @asynccontextmanager
-    async def prefill(self, request: TokenRequest) -> AsyncIterator[EnginePrefill]:
+    async def prefill(self, request: TokenRequest, compute_up_to: int | None = None) -> AsyncIterator[EnginePrefill]:
         with self._opened() as call:
-            self.send(Prefill(call.key, request))
-            yield EnginePrefill(self, call, await call.admitted.get())
+            self.send(Prefill(call.key, request, request.context_tokens if compute_up_to is None else compute_up_to))
+            yield EnginePrefill(self, call, await call.admitted.get(), self._card.format.block_size)
+
+    async def read_cached(self, names: Sequence[bytes]) -> bytes:
+        with self.operation() as (op, reply):
+            self.send(ReadCached(op, tuple(names)))
+            return await reply.get()
 
     def cached_blocks(self) -> tuple[int, frozenset[bytes]]:
         """The hashes in the prefix cache, and the sequence number of the last change they include."""
         return self._change_sequence, frozenset(self._names)
+
+    def leading_cached(self, names: Sequence[bytes]) -> int:
+        return next((count for count, name in enumerate(names) if name not in self._names), len(names))
 
     async def block_changes(self) -> AsyncGenerator[BlockChange, None]:
         """Changes of the prefix cache from the first ``anext`` on. A consumer that sees a gap in the sequence numbers

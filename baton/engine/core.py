@@ -34,9 +34,11 @@ from baton.engine.messages import (
     Failed,
     Filled,
     First,
+    Import,
     Prefill,
     Pull,
     Read,
+    ReadCached,
     Release,
     Reserve,
     StepReport,
@@ -69,11 +71,11 @@ class EngineCore:
         """``peers``: where the pools come from that blocks are pulled out of."""
         self._runner = runner
         self._peers = peers
-        self._access = BlockAccess(runner, peers)
         self._card = runner.card
         self._clock = clock
         self._limits = EngineLimits(runner.card, runner.total_blocks)
         self._pool = BlockPool(runner.total_blocks)
+        self._access = BlockAccess(runner, self._pool, peers)
         self._speculator = Speculator(drafter, config)
         self._scheduler = Scheduler(self._pool, config, clock, self._speculator)
         self._live: dict[int, Sequence] = {}
@@ -177,12 +179,16 @@ class EngineCore:
         match command:
             case Reserve(key, request, compute_up_to):
                 self._submit(key, Work.DECODE, request, compute_up_to)
-            case Prefill(key, request):
-                self._submit(key, Work.PREFILL, request)
+            case Prefill(key, request, compute_up_to):
+                self._submit(key, Work.PREFILL, request, compute_up_to)
             case Decode(key, first):
                 self._start(key, first)
             case Write() | Read() | Pull():
                 self._events.append(self._access.answer(command, self._live.get(command.key)))
+            case Import(key):
+                self._import(command, self._live.get(key))
+            case ReadCached(op, names):
+                self._events.append(self._access.cached(op, names))
             case Attach(source):
                 self._peers.attach(source)
             case Detach(source):
@@ -192,7 +198,7 @@ class EngineCore:
                 if sequence is not None:
                     self._drop(sequence)
 
-    def _submit(self, key: int, work: Work, request: TokenRequest, compute_up_to: int = 0) -> None:
+    def _submit(self, key: int, work: Work, request: TokenRequest, compute_up_to: int) -> None:
         try:
             self._limits.check(request)
             deadline = None if request.timeout is None else self._clock.now() + request.timeout
@@ -221,6 +227,14 @@ class EngineCore:
             self._scheduler.start(sequence)
         else:
             self._finish(sequence, TokenChunk(finish=finish, usage=sequence.usage()))
+
+    def _import(self, command: Import, sequence: Sequence | None) -> None:
+        before = 0 if sequence is None else sequence.usage().cached_tokens
+        self._events.append(self._access.answer(command, sequence))
+        if sequence is not None:
+            self._prompt_cached += sequence.usage().cached_tokens - before
+            if sequence.is_prefill:
+                self._announce(sequence)
 
     # --- a step -------------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ class ChecksumPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KvTransferConfig(ProcessConfig):
-    """Workers read the hand-over's part of this section, the kvtransfer process the directory's."""
+    """Workers read the hand-over's part of this section, the kvtransfer process the directory's, both the tier's."""
 
     SECTION: ClassVar[str] = "kvtransfer"
 
@@ -34,6 +34,24 @@ class KvTransferConfig(ProcessConfig):
     catalogue_blocks: int = 1_000_000  # block hashes kept by the directory, all workers together
     peer_lease_seconds: float = 10.0  # a peer that did not announce itself for longer is forgotten
 
+    # The cache tier, in the kvtransfer process.
+    tier_memory_mb: int = 256
+    tier_directory: str = ""  # empty: no disk; each process has a directory of its own in it
+    tier_disk_mb: int = 2048
+    tier_pinned_share: float = 0.5  # of the memory (of the disk, without any) that pinned blocks may take
+
+    # The cache tier, as workers use it.
+    tier_message_bytes: int = 2 * 1024 * 1024  # of one answer; at least one block
+    tier_answer_seconds: float = 0.5  # a tier silent for longer is left alone for peer_rest_seconds
+    tier_min_tokens: int = 64  # shorter prefixes are computed
+    # Until this worker has seen some itself. Measured with smollm2 on two cores: bench.tier, the machine busy with much
+    # else; bench/results/cpu_speed.json.
+    tier_mb_per_second: float = 100.0  # of a fetch
+    tier_prefill_tokens_per_second: float = 1500.0  # of computing
+    tier_offload_mb_per_second: float = 100.0  # of each worker while it is idle; 0: it sends nothing
+    tier_offload_busy_mb_per_second: float = 20.0  # while its engine works
+    tier_offload_blocks: int = 4096  # that may wait to be sent
+
     def __post_init__(self) -> None:
         ProcessConfig.__post_init__(self)
         policies = [policy.value for policy in ChecksumPolicy]
@@ -41,9 +59,28 @@ class KvTransferConfig(ProcessConfig):
         known = [name.value for name in TransportName]
         named = set(self.transports)
         self.require(named <= set(known) and bool(named), "transports", f"must be some of {', '.join(known)}")
-        for key in ("max_message_bytes", "max_mapped_bytes", "offers_in_flight", "catalogue_blocks"):
+        for key in (
+            "max_message_bytes",
+            "max_mapped_bytes",
+            "offers_in_flight",
+            "catalogue_blocks",
+            "tier_message_bytes",
+            "tier_min_tokens",
+            "tier_offload_blocks",
+        ):
             self.require(getattr(self, key) >= 1, key, "must be at least 1")
-        for key in ("acknowledge_seconds", "transport_rest_seconds", "peer_lease_seconds"):
+        for key in ("tier_memory_mb", "tier_disk_mb", "tier_offload_mb_per_second"):
+            self.require(getattr(self, key) >= 0, key, "must not be negative")
+        self.require(0 <= self.tier_pinned_share <= 1, "tier_pinned_share", "must be between 0 and 1")
+        for key in (
+            "acknowledge_seconds",
+            "transport_rest_seconds",
+            "peer_lease_seconds",
+            "tier_answer_seconds",
+            "tier_mb_per_second",
+            "tier_offload_busy_mb_per_second",
+            "tier_prefill_tokens_per_second",
+        ):
             self.require(getattr(self, key) > 0, key, "must be positive")
 
     @property

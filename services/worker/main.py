@@ -23,11 +23,14 @@ from baton.rpc.kvreceiver import KvReceiverClient, kvreceiver_service
 from baton.rpc.link import EnginePulse, first_of
 from baton.rpc.prefill import PrefillClient, prefill_service
 from baton.rpc.serving import Service
+from baton.rpc.tier import TierClient, warm_service
 from baton.state.config import StateConfig
 from services.kvtransfer.config import KvTransferConfig
 from services.kvtransfer.handshake import identity
+from services.kvtransfer.offloader import Offloader
 from services.kvtransfer.shm import SharedMemory, shared_memory
 from services.kvtransfer.staging import Staging, staging
+from services.kvtransfer.tier_peer import RegisteredTier
 from services.process.config import WorkerConfig
 from services.process.main import run_service
 from services.process.process import ServiceProcess, service_process
@@ -60,13 +63,51 @@ async def serve(role: Role, section: Section[WorkerConfig], arguments: Arguments
         kvtransfer = settings.fill(KVTRANSFER)
         shared = stack.enter_context(shared_memory(engine, process.epoch, kvtransfer))
         staged = stack.enter_context(staging(engine, engine.card.format, kvtransfer.staging_bytes))
-        parts = _parts(process, engine, shared, staged, kvtransfer)
+        tier = _tier(process, kvtransfer)
+        parts = _parts(process, engine, shared, staged, kvtransfer, tier)
         await process.unless_stopped(warm_up(parts))
         await stack.enter_async_context(background(_report(process, engine), "engine series"))
         await stack.enter_async_context(background(_catalogue(process, engine), "block catalogue"))
+        await tier.look()
+        await stack.enter_async_context(background(tier.run(), "cache tier look-out"))
+        if kvtransfer.tier_offload_mb_per_second:
+            offloader = _offloader(process, engine, kvtransfer, tier, parts)
+            await stack.enter_async_context(background(offloader.run(), "cache tier offload"))
         async with process.serving(_services(process, engine, parts)):
             hangs = _engine_hang(engine, parts, process.clock, config.engine_stall_seconds)
             await first_of(process.stopping.wait(), _engine_end(engine), hangs)
+
+
+def _tier(process: ServiceProcess, kvtransfer: KvTransferConfig) -> RegisteredTier:
+    def at(address: str) -> TierClient:
+        return TierClient(process.channels.get(address), kvtransfer.tier_answer_seconds)
+
+    return RegisteredTier(process.registry, at, process.clock, rest_seconds=kvtransfer.peer_rest_seconds)
+
+
+def _offloader(
+    process: ServiceProcess,
+    engine: EngineClient,
+    kvtransfer: KvTransferConfig,
+    tier: RegisteredTier,
+    parts: WorkerParts,
+) -> Offloader:
+    def rate() -> float:
+        stats = engine.stats
+        is_busy = stats.running or stats.waiting
+        megabytes = kvtransfer.tier_offload_busy_mb_per_second if is_busy else kvtransfer.tier_offload_mb_per_second
+        return megabytes * 1e6
+
+    return Offloader(
+        engine,
+        engine.card.format,
+        tier,
+        parts.economy,
+        bytes_per_second=rate,
+        queue_blocks=kvtransfer.tier_offload_blocks,
+        meter=process.meter,
+        clock=process.clock,
+    )
 
 
 def _parts(
@@ -75,6 +116,7 @@ def _parts(
     shared: SharedMemory | None,
     staged: Staging | None,
     kvtransfer: KvTransferConfig,
+    tier: RegisteredTier,
 ) -> WorkerParts:
     channels, limit = process.channels, kvtransfer.acknowledge_seconds
     return build_parts(
@@ -87,6 +129,7 @@ def _parts(
         kvtransfer=kvtransfer,
         meter=process.meter,
         clock=process.clock,
+        tiers=tier,
     )
 
 
@@ -105,6 +148,7 @@ def _services(process: ServiceProcess, engine: EngineClient, parts: WorkerParts)
         ),
         prefill_service(parts.prefill),
         kvreceiver_service(parts.receiver),
+        warm_service(parts.warmer),
     )
 
 

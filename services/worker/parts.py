@@ -11,13 +11,17 @@ from baton.core.telemetry import Meter
 from baton.core.types import Candidate, Ticket
 from services.decode.worker import DecodeWorker
 from services.kvtransfer.config import KvTransferConfig
+from services.kvtransfer.economy import FetchEconomy
+from services.kvtransfer.fetcher import PrefixFetcher
 from services.kvtransfer.handshake import identity
 from services.kvtransfer.receiver import KvReceiver
 from services.kvtransfer.sender import KvSender
 from services.kvtransfer.shm import SharedMemory, host_name
 from services.kvtransfer.staging import Staging
 from services.kvtransfer.tcp import TcpIncoming, TcpOutgoing
+from services.kvtransfer.tier_peer import NoTier, Tiers
 from services.kvtransfer.transport import Outgoing, TransportName
+from services.kvtransfer.warm import WorkerWarmer
 from services.prefill.worker import PrefillWorker
 
 
@@ -26,6 +30,8 @@ class WorkerParts:
     prefill: PrefillApi
     decode: DecodeWorker
     receiver: KvReceiver
+    warmer: WorkerWarmer
+    economy: FetchEconomy
     computing: Callable[[], int]  # requests of both kinds that the engine works on
 
 
@@ -40,11 +46,28 @@ def build_parts(
     kvtransfer: KvTransferConfig,
     meter: Meter,
     clock: Clock,
+    tiers: Tiers | None = None,
 ) -> WorkerParts:
     """``receivers`` and ``prefill_peers`` give the API of another worker; ``me`` is how others address this one.
 
-    ``shared`` and ``staged``: from ``shared_memory`` and ``staging``, for as long as the parts are in use.
+    ``shared`` and ``staged``: from ``shared_memory`` and ``staging``, for as long as the parts are in use. Without
+    ``tiers`` it uses no cache tier.
     """
+    tiers = tiers or NoTier()
+    economy = FetchEconomy(
+        bytes_per_second=kvtransfer.tier_mb_per_second * 1e6,
+        tokens_per_second=kvtransfer.tier_prefill_tokens_per_second,
+        min_tokens=kvtransfer.tier_min_tokens,
+    )
+    fetcher = PrefixFetcher(
+        engine,
+        tiers,
+        economy,
+        message_bytes=kvtransfer.tier_message_bytes,
+        answer_seconds=kvtransfer.tier_answer_seconds,
+        meter=meter,
+        clock=clock,
+    )
     ways = _ways(engine, shared, kvtransfer)
     hello = identity(
         me.worker_id, me.epoch, engine.card, tuple(way.name.value for way in ways), host_name() if shared else ""
@@ -62,14 +85,17 @@ def build_parts(
     decode = DecodeWorker(
         engine,
         receiver,
+        fetcher,
+        economy,
         prefill_peers,
         me,
         peer_rest_seconds=kvtransfer.peer_rest_seconds,
         meter=meter,
         clock=clock,
     )
-    prefill = PrefillWorker(engine, sender, me, meter=meter, clock=clock)
-    return WorkerParts(prefill, decode, receiver, lambda: prefill.computing + decode.computing)
+    prefill = PrefillWorker(engine, sender, fetcher, economy, me, meter=meter, clock=clock)
+    warmer = WorkerWarmer(engine, tiers, message_bytes=kvtransfer.tier_message_bytes)
+    return WorkerParts(prefill, decode, receiver, warmer, economy, lambda: prefill.computing + decode.computing)
 
 
 def _ways(engine: EngineApi, shared: SharedMemory | None, kvtransfer: KvTransferConfig) -> list[Outgoing]:

@@ -25,6 +25,7 @@ from baton.core.types.fleet import (
     Role,
     WorkerState,
 )
+from baton.core.types.tier import TierBlock, TierStats
 from baton.core.types.tokens import (
     Attempt,
     FinishReason,
@@ -81,6 +82,8 @@ __all__ = [
     "Sampling",
     "StopRules",
     "Ticket",
+    "TierBlock",
+    "TierStats",
     "TokenChunk",
     "TokenLogprob",
     "TokenRequest",
