@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import threading
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,17 +35,20 @@ def names(*numbers: int) -> list[bytes]:
 
 @dataclass
 class FlakyFiles:
-    """Real files on a disk that is full while ``full`` is set."""
+    """Real files on a disk that is full while ``full`` is set, and writes nothing while ``goes_on`` is not."""
 
     directory: Path
     full: bool = False
     writes: list[bytes] = field(default_factory=list)
+    goes_on: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         self.files = BlockFiles(self.directory)
+        self.goes_on.set()
 
     def write(self, block: TierBlock) -> None:
         self.writes.append(block.name)
+        assert self.goes_on.wait(PATIENCE)
         if self.full:
             raise OSError(errno.ENOSPC, "No space left on device")
         self.files.write(block)

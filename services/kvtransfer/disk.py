@@ -49,6 +49,7 @@ class DiskLevel:
         self._versions: dict[bytes, str] = {}
         self._queue: OrderedDict[bytes, TierBlock] = OrderedDict()
         self._queued_bytes = 0
+        self._writing: TierBlock | None = None  # counted in already, its file not yet there
         self._news = asyncio.Event()
         self._resting_until = float("-inf")
         self._failing = False
@@ -104,10 +105,16 @@ class DiskLevel:
             while self._queue:
                 _, block = self._queue.popitem(last=False)
                 self._queued_bytes -= len(block.payload)
-                await self._write(block)
+                self._writing = block
+                try:
+                    await self._write(block)
+                finally:
+                    self._writing = None
 
     async def read(self, name: bytes) -> TierBlock | None:
         """The verified block; None, and it is forgotten, when it cannot be read or is not what was written."""
+        if self._writing is not None and self._writing.name == name:
+            return self._writing
         try:
             return await asyncio.to_thread(self._files.read, name)
         except CorruptTransfer as error:

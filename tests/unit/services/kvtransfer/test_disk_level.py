@@ -113,6 +113,24 @@ def test_a_corrupt_block_is_dropped_and_counted_once(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_block_can_be_read_while_it_is_written(tmp_path: Path) -> None:
+    async def main() -> None:
+        files = FlakyFiles(tmp_path)
+        async with opened(files, _Clock()) as disk:
+            files.goes_on.clear()
+            disk.offer(block(1))
+            await until(lambda: files.writes == names(1))
+            try:
+                assert name_of(1) in disk
+                assert await disk.read(name_of(1)) == block(1)
+            finally:
+                files.goes_on.set()
+            await until(lambda: len(list(tmp_path.glob("*/*.kv"))) == 1)
+            assert await disk.read(name_of(1)) == block(1)
+
+    asyncio.run(main())
+
+
 def test_a_block_dropped_while_it_waits_is_not_written(tmp_path: Path) -> None:
     async def main() -> None:
         files = FlakyFiles(tmp_path)
