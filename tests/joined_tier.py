@@ -9,6 +9,7 @@ from baton.core.api import TierApi
 from baton.core.clock import SystemClock
 from baton.core.telemetry import SilentMeter
 from baton.core.types import TierBlock
+from services.kvtransfer.config import KvTransferConfig
 from services.kvtransfer.offloader import Offloader
 from services.kvtransfer.tier import Tier
 from tests.networks import StackWorker
@@ -27,8 +28,21 @@ class Joined:
     def find(self) -> TierApi | None:
         return None if self.is_lost else self  # type: ignore[return-value]
 
+    @property
+    def is_there(self) -> bool:
+        return not self.is_lost
+
     def lost(self, cause: str) -> None:
         self.is_lost = True
+
+    def leading(self, names: Sequence[bytes]) -> int:
+        return next((count for count, name in enumerate(names) if name not in self.tier), len(names))
+
+    def holds(self, names: Sequence[bytes]) -> None:
+        assert self.leading(names) == len(names)
+
+    def lacks(self, name: bytes) -> None:
+        assert name not in self.tier or self.spoil is not None
 
     async def get(self, names: Sequence[bytes]) -> tuple[TierBlock, ...]:
         self.gets.append(names)
@@ -36,9 +50,6 @@ class Joined:
             await self.on_get(names)
         found = await self.tier.get(names)
         return found if self.spoil is None else tuple(self.spoil(block) for block in found)
-
-    async def leading(self, names: Sequence[bytes]) -> int:
-        return await self.tier.leading(names)
 
     async def missing(self, names: Sequence[bytes]) -> tuple[bytes, ...]:
         return await self.tier.missing(names)
@@ -54,11 +65,10 @@ async def offload(worker: StackWorker, joined: Joined) -> None:
         worker.engine.card.format,
         joined,
         worker.parts.economy,
-        bytes_per_second=lambda: 1e9,
-        queue_blocks=1000,
+        config=KvTransferConfig(tier_offload_blocks=1000),
         meter=SilentMeter(),
         clock=SystemClock(),
     )
-    offloader.add(sorted(worker.engine.cached_blocks()[1]))
+    offloader.gather()
     while await offloader.ship():
         pass

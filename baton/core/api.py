@@ -29,6 +29,7 @@ from baton.core.types import (
     Principal,
     ProcessRecord,
     TierBlock,
+    TierChanges,
     TokenChunk,
     TokenRequest,
 )
@@ -113,8 +114,8 @@ class TierApi(Protocol):
     """The pools' shared cache of full KV blocks by chained hash, in host memory and on disk. Soft state: whatever it
     does not hold is computed again."""
 
-    async def leading(self, names: Sequence[bytes]) -> int:
-        """How many leading ``names`` it holds; counted as hits, the others as misses."""
+    async def changes(self, epoch: int, version: int) -> TierChanges:
+        """What came and went since the version of an earlier answer; all of it for another ``epoch``."""
         ...
 
     async def missing(self, names: Sequence[bytes]) -> tuple[bytes, ...]:
@@ -126,7 +127,8 @@ class TierApi(Protocol):
         ...
 
     async def get(self, names: Sequence[bytes]) -> tuple[TierBlock, ...]:
-        """The leading ones that it holds, verified, as many as fit into a message."""
+        """The leading ones that it holds, verified, as many as fit into a message; counted as hits, what it lacks and
+        all that follows as misses."""
         ...
 
     async def pin(self, names: Sequence[bytes]) -> int:

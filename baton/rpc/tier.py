@@ -9,12 +9,18 @@ from typing import Any, Final, cast
 import grpc.aio
 
 from baton.core.api import TierApi, WarmApi
-from baton.core.types import TierBlock, TokenRequest
+from baton.core.types import TierBlock, TierChanges, TokenRequest
 from baton.rpc.calls import Calls
 from baton.rpc.channels import PeerChannel
 from baton.rpc.serving import Service
 from baton.rpc.wire.guard import require
-from baton.rpc.wire.kvtransfer import block_from_wire, block_to_wire, put_to_wire
+from baton.rpc.wire.kvtransfer import (
+    block_from_wire,
+    block_to_wire,
+    changes_from_wire,
+    changes_to_wire,
+    put_to_wire,
+)
 from baton.rpc.wire.types import token_request_from_wire, token_request_to_wire
 from protos.baton.v1 import kvtransfer_pb2 as pb
 from protos.baton.v1 import kvtransfer_pb2_grpc
@@ -28,8 +34,8 @@ class _TierServicer(kvtransfer_pb2_grpc.TierServiceServicer):
     def __init__(self, tier: TierApi) -> None:
         self._tier = tier
 
-    async def Leading(self, request: pb.LeadingRequest, context: Context) -> pb.LeadingResponse:
-        return pb.LeadingResponse(count=await self._tier.leading(tuple(request.names)))
+    async def Changes(self, request: pb.ChangesRequest, context: Context) -> pb.ChangesResponse:
+        return changes_to_wire(await self._tier.changes(request.epoch, request.version))
 
     async def Missing(self, request: pb.MissingRequest, context: Context) -> pb.MissingResponse:
         return pb.MissingResponse(names=await self._tier.missing(tuple(request.names)))
@@ -88,9 +94,10 @@ class TierClient(TierApi):
         self._limit = limit
         self._stub = kvtransfer_pb2_grpc.TierServiceStub(channel.channel)
 
-    async def leading(self, names: Sequence[bytes]) -> int:
-        call = self._stub.Leading(pb.LeadingRequest(names=names), timeout=self._limit, metadata=self._metadata())
-        return (await self._channel.answer_soon(call, self._limit)).count
+    async def changes(self, epoch: int, version: int) -> TierChanges:
+        message = pb.ChangesRequest(epoch=epoch, version=version)
+        call = self._stub.Changes(message, timeout=self._limit, metadata=self._metadata())
+        return changes_from_wire(await self._channel.answer_soon(call, self._limit))
 
     async def missing(self, names: Sequence[bytes]) -> tuple[bytes, ...]:
         call = self._stub.Missing(pb.MissingRequest(names=names), timeout=self._limit, metadata=self._metadata())

@@ -97,7 +97,7 @@ class DecodeWorker:
         last = self._clock.now()
         deadline = Deadline.after(tokens.timeout)
         async with AsyncExitStack() as stack:
-            found = await deadline.within(self._fetcher.look_up(tokens), "the cache tier")
+            found = self._fetcher.look_up(tokens)
             begin = _computed_here(request) if found is None else 0
             reservation = await deadline.within(
                 stack.enter_async_context(self._engine.reserve(tokens, begin)), "a place on this decode worker"

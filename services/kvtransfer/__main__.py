@@ -50,6 +50,7 @@ def _tier(process: ServiceProcess, config: KvTransferConfig) -> Tier:
         disk=_disk(process, config),
         message_bytes=config.tier_message_bytes,
         pinned_share=config.tier_pinned_share,
+        epoch=process.epoch,
     )
 
 

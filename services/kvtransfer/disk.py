@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn, Protocol
 
 from baton.core.clock import Clock
@@ -74,6 +74,10 @@ class DiskLevel:
     @property
     def is_writable(self) -> bool:
         return not self._failing
+
+    def watch(self, entered: Callable[[bytes], None], left: Callable[[bytes], None]) -> None:
+        """See ``Shelf.watch``."""
+        self._shelf.watch(entered, left)
 
     async def open(self) -> frozenset[bytes]:
         """Find what an earlier process has left; returns the names that it had pinned."""

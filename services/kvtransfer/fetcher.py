@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeVar
 
 from baton.core.api import EngineApi, ImportableBlocks, TierApi
@@ -37,8 +38,12 @@ class FoundPrefix:
 
 def prompt_names(request: TokenRequest, card: ModelCard) -> list[bytes]:
     """The chained hashes of the full blocks of prompt and generated tokens, as the engine names them."""
+    return list(_names(request, card))
+
+
+def _names(request: TokenRequest, card: ModelCard) -> Iterator[bytes]:
     context = (*request.prompt, *request.generated)
-    return list(block_hashes(request_root(request, card), context, card.format.block_size))
+    return block_hashes(request_root(request, card), context, card.format.block_size)
 
 
 class PrefixFetcher:
@@ -69,24 +74,32 @@ class PrefixFetcher:
         self._seconds = meter.histogram(
             "tier_fetch_seconds", "One fetch, from the first call to the last verified block"
         )
+        self._lookups = meter.counter(
+            "tier_lookups", "Requests by whether the cache tier has enough of what this worker lacks", ("result",)
+        )
         self._failures = meter.counter("tier_fetch_failures", "Fetches that ended early", ("cause",))
 
-    async def look_up(self, request: TokenRequest) -> FoundPrefix | None:
-        """What is worth fetching for this request: blocks that follow those cached here. None: nothing is."""
-        tier = self._tiers.find()
+    def look_up(self, request: TokenRequest) -> FoundPrefix | None:
+        """What is worth fetching for this request: blocks that follow those cached here. None: nothing is.
+
+        Nobody is asked, and no block named beyond the first one that is neither here nor there.
+        """
         sharable = (request.context_tokens - 1) // self._layout.block_size  # the last token's logits are needed
-        if tier is None or request.prompt_logprobs is not None or not self._pays(sharable):
+        if not self._tiers.is_there or request.prompt_logprobs is not None or not self._pays(sharable):
             return None
-        names = prompt_names(request, self._engine.card)[:sharable]
-        local = self._engine.leading_cached(names)
-        if not self._pays(len(names) - local):
+        names: list[bytes] = []
+        local = 0
+        for name in islice(_names(request, self._engine.card), sharable):
+            if local == len(names) and self._engine.leading_cached((name,)):
+                local += 1
+            elif not self._tiers.leading((name,)):
+                break
+            names.append(name)
+        if local == sharable:
             return None
-        try:
-            count = await self._answered(tier.leading(names[local:]))
-        except BatonError as error:
-            self._give_up(error)
-            return None
-        return FoundPrefix(tuple(names[: local + count])) if self._pays(count) else None
+        pays = self._pays(len(names) - local)
+        self._lookups.add(result="hit" if pays else "miss")
+        return FoundPrefix(tuple(names)) if pays else None
 
     async def fetch(self, found: FoundPrefix, blocks: ImportableBlocks) -> None:
         """Import what ``blocks``, admitted by now, still lack of ``found``; as much of it as comes in time."""
@@ -128,6 +141,7 @@ class PrefixFetcher:
                 if blocks:
                     yield blocks
                 if len(blocks) < len(batch):
+                    self._tiers.lacks(batch[len(blocks)])
                     return
         finally:
             for _, call in calls:

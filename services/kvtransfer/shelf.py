@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from services.kvtransfer.lru_k import LruK
+
+
+def _ignore(name: bytes) -> None:
+    """For whom nobody watches."""
 
 
 class Shelf:
@@ -17,6 +21,12 @@ class Shelf:
         self._pins: set[bytes] = set()
         self._pinned_bytes = 0
         self._bytes = 0
+        self._entered: Callable[[bytes], None] = _ignore
+        self._left: Callable[[bytes], None] = _ignore
+
+    def watch(self, entered: Callable[[bytes], None], left: Callable[[bytes], None]) -> None:
+        """Have these called with the name of each block that comes or goes from now on."""
+        self._entered, self._left = entered, left
 
     def __len__(self) -> int:
         return len(self._sizes)
@@ -47,6 +57,7 @@ class Shelf:
         self._order.use(name)
         if name in self._pins:
             self._hold(name)
+        self._entered(name)
         return evicted
 
     def use(self, names: Iterable[bytes]) -> None:
@@ -56,11 +67,14 @@ class Shelf:
                 self._order.use(name)
 
     def remove(self, name: bytes) -> None:
-        size = self._sizes.pop(name, 0)
+        size = self._sizes.pop(name, None)
+        if size is None:
+            return
         self._bytes -= size
         if name in self._pins:
             self._pinned_bytes -= size
         self._order.forget(name)
+        self._left(name)
 
     def pin(self, names: Iterable[bytes]) -> None:
         """Never evict these, now or when they come."""

@@ -8,9 +8,10 @@ from contextlib import asynccontextmanager
 from baton.core.background import background
 from baton.core.blockhash import HASH_BYTES
 from baton.core.errors import CorruptTransfer, InvalidRequest, Overloaded
-from baton.core.types import TierBlock, TierStats
+from baton.core.types import TierBlock, TierChanges, TierStats
 from services.kvtransfer.checksum import verify_named
 from services.kvtransfer.disk import DiskLevel
+from services.kvtransfer.ledger import Ledger
 from services.kvtransfer.shelf import Shelf
 
 
@@ -29,10 +30,14 @@ class Tier:
         disk: DiskLevel | None,
         message_bytes: int,
         pinned_share: float = 0.5,
+        epoch: int = 0,
     ) -> None:
         """``message_bytes`` bounds what one ``get`` returns, but for the first block. ``pinned_share`` is the part of
-        the memory (or, without any, of the disk) that may be pinned."""
+        the memory (or, without any, of the disk) that may be pinned. ``epoch``: of this life of the tier."""
+        self._ledger = Ledger(epoch)
         self._shelf = Shelf(memory_bytes)
+        for level in (self._shelf, *([] if disk is None else [disk])):
+            level.watch(self._ledger.entered, self._ledger.left)
         self._blocks: dict[bytes, TierBlock] = {}
         self._disk = disk
         self._message_bytes = message_bytes
@@ -66,15 +71,8 @@ class Tier:
             disk_errors=0 if disk is None else disk.errors,
         )
 
-    async def leading(self, names: Sequence[bytes]) -> int:
-        count = 0
-        for name in names:
-            if name not in self:
-                break
-            count += 1
-        self._hits += count
-        self._misses += len(names) - count
-        return count
+    async def changes(self, epoch: int, version: int) -> TierChanges:
+        return self._ledger.since(epoch, version)
 
     async def missing(self, names: Sequence[bytes]) -> tuple[bytes, ...]:
         return tuple(name for name in names if name not in self)
@@ -96,10 +94,14 @@ class Tier:
         size = 0
         for name in names:
             block = await self._read(name)
-            if block is None or (found and size + len(block.payload) > self._message_bytes):
+            if block is None:
+                self._misses += len(names) - len(found)
+                break
+            if found and size + len(block.payload) > self._message_bytes:
                 break
             found.append(block)
             size += len(block.payload)
+        self._hits += len(found)
         used = [block.name for block in reversed(found)]
         self._shelf.use(used)
         if self._disk is not None:

@@ -53,6 +53,7 @@ class WorkerWarmer:
             if await tier.missing(batch):
                 payload = await read_blocks(first, len(batch))
                 await put_blocks(tier, batch, payload, self._engine.card.format)
+            self._tiers.holds(batch)
 
 
 class FleetWarmer:

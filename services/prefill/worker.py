@@ -54,7 +54,7 @@ class PrefillWorker:
 
     async def _prefill(self, request: PrefillRequest) -> PrefillResult:
         await self._sender.connect(request.ticket)
-        found = await self._fetcher.look_up(request.tokens)
+        found = self._fetcher.look_up(request.tokens)
         async with self._engine.prefill(request.tokens, None if found is None else 0) as run:
             if found is not None:
                 await self._fetcher.fetch(found, run)

@@ -92,19 +92,12 @@ def _offloader(
     tier: RegisteredTier,
     parts: WorkerParts,
 ) -> Offloader:
-    def rate() -> float:
-        stats = engine.stats
-        is_busy = stats.running or stats.waiting
-        megabytes = kvtransfer.tier_offload_busy_mb_per_second if is_busy else kvtransfer.tier_offload_mb_per_second
-        return megabytes * 1e6
-
     return Offloader(
         engine,
         engine.card.format,
         tier,
         parts.economy,
-        bytes_per_second=rate,
-        queue_blocks=kvtransfer.tier_offload_blocks,
+        config=kvtransfer,
         meter=process.meter,
         clock=process.clock,
     )

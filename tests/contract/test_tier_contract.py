@@ -23,6 +23,7 @@ from tests.tier_blocks import block, blocks, names, until
 
 SIZE = 64
 PLACES = 8
+EPOCH = 7
 LEVELS = ("memory", "disk", "both")
 
 
@@ -39,7 +40,7 @@ async def opened(kind: str, way: str, directory: Path) -> AsyncIterator[Opened]:
     if kind != "memory":
         disk = DiskLevel(BlockFiles(directory), PLACES * file_bytes(block(1)), SystemClock())
     memory = 0 if kind == "disk" else PLACES * SIZE
-    tier = Tier(memory_bytes=memory, disk=disk, message_bytes=4 * SIZE)
+    tier = Tier(memory_bytes=memory, disk=disk, message_bytes=4 * SIZE, epoch=EPOCH)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(tier.opened())
         api: TierApi = tier
@@ -88,12 +89,28 @@ def test_what_was_put_comes_back_in_order_and_whole(run: Run) -> None:
 def test_only_the_leading_ones_count(run: Run) -> None:
     async def scenario(found: Opened) -> None:
         await put(found, 1, 2, 4)
-        assert await found.api.leading(names(1, 2, 3, 4)) == 2
-        assert await found.api.leading(names(3, 1)) == 0
         assert await found.api.missing(names(1, 3, 4, 5)) == tuple(names(3, 5))
         assert await found.api.get(names(1, 2, 3, 4)) == tuple(blocks(1, 2))
+        assert (found.tier.stats.hits, found.tier.stats.misses) == (2, 2)
         assert await found.api.get(names(9)) == ()
-        assert (found.tier.stats.hits, found.tier.stats.misses) == (2, 4)
+        assert (found.tier.stats.hits, found.tier.stats.misses) == (2, 3)
+
+    run(scenario)
+
+
+def test_changes_add_up_to_what_is_held(run: Run) -> None:
+    async def scenario(found: Opened) -> None:
+        await put(found, 1, 2)
+        first = await found.api.changes(0, 0)
+        assert first.epoch == EPOCH and first.is_all and set(first.added) == set(names(1, 2))
+        await put(found, *range(11, 11 + 2 * PLACES))
+        await until(lambda: names(1)[0] not in found.tier)
+        then = await found.api.changes(first.epoch, first.version)
+        held = (set(first.added) - set(then.removed)) | set(then.added)
+        assert held == {name for name in names(*range(40)) if name in found.tier} and not then.is_all
+        last = await found.api.changes(then.epoch, then.version)
+        assert (last.version, last.is_all, last.added, last.removed) == (then.version, False, (), ())
+        assert (await found.api.changes(EPOCH + 1, then.version)).is_all
 
     run(scenario)
 
@@ -201,7 +218,7 @@ def test_a_tier_that_is_gone_is_a_lost_peer() -> None:
         channel = open_channel("127.0.0.1:9")
         try:
             with pytest.raises(PeerUnavailable):
-                await TierClient(channel, PATIENCE).leading(names(1))
+                await TierClient(channel, PATIENCE).missing(names(1))
         finally:
             await channel.close()
 

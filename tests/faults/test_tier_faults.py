@@ -128,7 +128,8 @@ def test_warming_through_the_kvtransfer_process_pins_what_a_worker_computed(tmp_
 
 @dataclass
 class Struck:
-    """The tier in its own process, struck when ``blow`` is due: at the look-up (0) or at the n-th get."""
+    """The tier in its own process, struck when ``blow`` is due: at the look-up (0) or at the n-th get. Its worker takes
+    it to hold everything."""
 
     client: TierClient
     strike: Callable[[], None]
@@ -142,10 +143,18 @@ class Struck:
     def lost(self, cause: str) -> None:
         self.causes.append(cause)
 
-    async def leading(self, names: Sequence[bytes]) -> int:
+    @property
+    def is_there(self) -> bool:
+        return not self.causes
+
+    def leading(self, names: Sequence[bytes]) -> int:
         if self.blow == 0:
             self.strike()
-        return await self.client.leading(names)
+        return len(names)
+
+    def holds(self, names: Sequence[bytes]) -> None: ...
+
+    def lacks(self, name: bytes) -> None: ...
 
     async def get(self, names: Sequence[bytes]) -> object:
         self.calls += 1

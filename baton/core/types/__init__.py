@@ -25,7 +25,7 @@ from baton.core.types.fleet import (
     Role,
     WorkerState,
 )
-from baton.core.types.tier import TierBlock, TierStats
+from baton.core.types.tier import TierBlock, TierChanges, TierStats
 from baton.core.types.tokens import (
     Attempt,
     FinishReason,
@@ -83,6 +83,7 @@ __all__ = [
     "StopRules",
     "Ticket",
     "TierBlock",
+    "TierChanges",
     "TierStats",
     "TokenChunk",
     "TokenLogprob",

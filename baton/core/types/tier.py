@@ -19,8 +19,20 @@ class TierBlock:
 
 
 @dataclass(frozen=True, slots=True)
+class TierChanges:
+    """Names that came into a tier and left it since an earlier version, up to this one; with ``is_all`` those ``added``
+    are all that it holds. Versions count within one ``epoch``."""
+
+    epoch: int
+    version: int
+    is_all: bool
+    added: tuple[bytes, ...] = ()
+    removed: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TierStats:
-    """A snapshot of one tier. ``hits`` and ``misses`` count blocks that workers looked for; counters only grow."""
+    """A snapshot of one tier. ``hits`` and ``misses`` count blocks that workers asked for; counters only grow."""
 
     memory_blocks: int = 0
     memory_bytes: int = 0

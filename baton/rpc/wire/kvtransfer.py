@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from baton.core.types import KvChunk, KvConfirmation, KvHandshake, KvSource, TierBlock
+from baton.core.types import KvChunk, KvConfirmation, KvHandshake, KvSource, TierBlock, TierChanges
 from baton.rpc.wire.guard import encodes, require
 from baton.rpc.wire.types import handshake_from_wire, handshake_to_wire, ticket_from_wire, ticket_to_wire
 from protos.baton.v1 import kvtransfer_pb2 as pb
@@ -103,3 +103,17 @@ def block_from_wire(message: pb.TierBlock) -> TierBlock:
 @encodes("PutRequest")
 def put_to_wire(blocks: Iterable[TierBlock]) -> pb.PutRequest:
     return pb.PutRequest(blocks=[block_to_wire(block) for block in blocks])
+
+
+def changes_to_wire(changes: TierChanges) -> pb.ChangesResponse:
+    return pb.ChangesResponse(
+        epoch=changes.epoch,
+        version=changes.version,
+        is_all=changes.is_all,
+        added=changes.added,
+        removed=changes.removed,
+    )
+
+
+def changes_from_wire(message: pb.ChangesResponse) -> TierChanges:
+    return TierChanges(message.epoch, message.version, message.is_all, tuple(message.added), tuple(message.removed))

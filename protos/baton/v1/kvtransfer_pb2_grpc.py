@@ -443,10 +443,10 @@ class TierServiceStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Leading = channel.unary_unary(
-                '/baton.v1.TierService/Leading',
-                request_serializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.LeadingRequest.SerializeToString,
-                response_deserializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.LeadingResponse.FromString,
+        self.Changes = channel.unary_unary(
+                '/baton.v1.TierService/Changes',
+                request_serializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.ChangesRequest.SerializeToString,
+                response_deserializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.ChangesResponse.FromString,
                 _registered_method=True)
         self.Missing = channel.unary_unary(
                 '/baton.v1.TierService/Missing',
@@ -484,7 +484,7 @@ class TierServiceServicer:
     """The kvtransfer process: the pools' shared cache of full KV blocks, by chained hash.
     """
 
-    def Leading(self, request, context):
+    def Changes(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -530,10 +530,10 @@ class TierServiceServicer:
 
 def add_TierServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Leading': grpc.unary_unary_rpc_method_handler(
-                    servicer.Leading,
-                    request_deserializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.LeadingRequest.FromString,
-                    response_serializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.LeadingResponse.SerializeToString,
+            'Changes': grpc.unary_unary_rpc_method_handler(
+                    servicer.Changes,
+                    request_deserializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.ChangesRequest.FromString,
+                    response_serializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.ChangesResponse.SerializeToString,
             ),
             'Missing': grpc.unary_unary_rpc_method_handler(
                     servicer.Missing,
@@ -578,7 +578,7 @@ class TierService:
     """
 
     @staticmethod
-    def Leading(request,
+    def Changes(request,
             target,
             options=(),
             channel_credentials=None,
@@ -591,9 +591,9 @@ class TierService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/baton.v1.TierService/Leading',
-            protos_dot_baton_dot_v1_dot_kvtransfer__pb2.LeadingRequest.SerializeToString,
-            protos_dot_baton_dot_v1_dot_kvtransfer__pb2.LeadingResponse.FromString,
+            '/baton.v1.TierService/Changes',
+            protos_dot_baton_dot_v1_dot_kvtransfer__pb2.ChangesRequest.SerializeToString,
+            protos_dot_baton_dot_v1_dot_kvtransfer__pb2.ChangesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -143,7 +143,7 @@ class TierServiceStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> TierServiceAsyncStub: ...
-    Leading: _grpc.UnaryUnaryMultiCallable[_kvtransfer_pb2.LeadingRequest, _kvtransfer_pb2.LeadingResponse]
+    Changes: _grpc.UnaryUnaryMultiCallable[_kvtransfer_pb2.ChangesRequest, _kvtransfer_pb2.ChangesResponse]
     Missing: _grpc.UnaryUnaryMultiCallable[_kvtransfer_pb2.MissingRequest, _kvtransfer_pb2.MissingResponse]
     Put: _grpc.UnaryUnaryMultiCallable[_kvtransfer_pb2.PutRequest, _kvtransfer_pb2.PutResponse]
     Get: _grpc.UnaryUnaryMultiCallable[_kvtransfer_pb2.GetRequest, _kvtransfer_pb2.GetResponse]
@@ -157,7 +157,7 @@ class TierServiceAsyncStub(TierServiceStub):
     """The kvtransfer process: the pools' shared cache of full KV blocks, by chained hash."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
-    Leading: _aio.UnaryUnaryMultiCallable[_kvtransfer_pb2.LeadingRequest, _kvtransfer_pb2.LeadingResponse]  # type: ignore[assignment]
+    Changes: _aio.UnaryUnaryMultiCallable[_kvtransfer_pb2.ChangesRequest, _kvtransfer_pb2.ChangesResponse]  # type: ignore[assignment]
     Missing: _aio.UnaryUnaryMultiCallable[_kvtransfer_pb2.MissingRequest, _kvtransfer_pb2.MissingResponse]  # type: ignore[assignment]
     Put: _aio.UnaryUnaryMultiCallable[_kvtransfer_pb2.PutRequest, _kvtransfer_pb2.PutResponse]  # type: ignore[assignment]
     Get: _aio.UnaryUnaryMultiCallable[_kvtransfer_pb2.GetRequest, _kvtransfer_pb2.GetResponse]  # type: ignore[assignment]
@@ -170,11 +170,11 @@ class TierServiceServicer(metaclass=_abc_1.ABCMeta):
     """The kvtransfer process: the pools' shared cache of full KV blocks, by chained hash."""
 
     @_abc_1.abstractmethod
-    def Leading(
+    def Changes(
         self,
-        request: _kvtransfer_pb2.LeadingRequest,
+        request: _kvtransfer_pb2.ChangesRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_kvtransfer_pb2.LeadingResponse, _abc.Awaitable[_kvtransfer_pb2.LeadingResponse]]: ...
+    ) -> _typing.Union[_kvtransfer_pb2.ChangesResponse, _abc.Awaitable[_kvtransfer_pb2.ChangesResponse]]: ...
 
     @_abc_1.abstractmethod
     def Missing(

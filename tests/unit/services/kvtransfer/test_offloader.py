@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +11,8 @@ from baton.core.api import TierApi
 from baton.core.background import background
 from baton.core.clock import ManualClock
 from baton.core.errors import BatonError, CorruptTransfer, PeerUnavailable
-from baton.core.types import KvFormat, TierBlock
-from baton.engine.blocks import BlockChange
+from baton.core.types import EngineStats, KvFormat, TierBlock
+from services.kvtransfer.config import KvTransferConfig
 from services.kvtransfer.economy import FetchEconomy
 from services.kvtransfer.offloader import Offloader
 from services.kvtransfer.tier import Tier
@@ -21,38 +20,35 @@ from tests.tier_blocks import name_of, names, until
 
 FORMAT = KvFormat("fake", 4, 1, 1, 8)
 SIZE = FORMAT.block_bytes
+WAIT = 10.0
 
 
 @dataclass
 class Cache:
-    """A prefix cache whose block n is full of n."""
+    """A prefix cache whose block n is full of n, of an engine that is idle unless it is told otherwise."""
 
-    held: set[bytes] = field(default_factory=set)
-    sequence: int = 0
-    changes: asyncio.Queue[BlockChange | None] = field(default_factory=asyncio.Queue)
+    order: list[bytes] = field(default_factory=list)
+    stats: EngineStats = EngineStats()
     reads: list[Sequence[bytes]] = field(default_factory=list)
+    read_gone: bytes = b""
 
-    def add(self, *numbers: int, skip: int = 0) -> None:
-        """``skip`` changes are lost on the way."""
-        self.held |= set(names(*numbers))
-        self.sequence += 1 + skip
-        self.changes.put_nowait(BlockChange(self.sequence, tuple(names(*numbers)), ()))
+    def add(self, *numbers: int) -> None:
+        self.order += names(*numbers)
 
-    def cached_blocks(self) -> tuple[int, frozenset[bytes]]:
-        return self.sequence, frozenset(self.held)
+    def evict(self, number: int) -> None:
+        self.order[self.order.index(name_of(number))] = b""
 
-    async def block_changes(self) -> AsyncIterator[BlockChange]:
-        while True:
-            change = await self.changes.get()
-            if change is None:
-                raise PeerUnavailable("the engine has ended")
-            yield change
+    def cached_since(self, sequence: int) -> tuple[int, Sequence[bytes]]:
+        return len(self.order), [name for name in self.order[sequence:] if name]
+
+    def leading_cached(self, names: Sequence[bytes]) -> int:
+        return next((count for count, name in enumerate(names) if name not in self.order), len(names))
 
     async def read_cached(self, names: Sequence[bytes]) -> bytes:
         self.reads.append(names)
         payload = b""
         for name in names:
-            if name not in self.held:
+            if name not in self.order or name == self.read_gone:
                 break
             payload += bytes([name[-1]]) * SIZE
         return payload
@@ -65,12 +61,23 @@ class Peer:
     error: BatonError | None = None
     causes: list[str] = field(default_factory=list)
     is_there: bool = True
+    on_put: Callable[[], None] | None = None
+    held: set[bytes] = field(default_factory=set)
 
     def find(self) -> TierApi | None:
         return self if self.is_there else None  # type: ignore[return-value]
 
     def lost(self, cause: str) -> None:
         self.causes.append(cause)
+
+    def leading(self, names: Sequence[bytes]) -> int:
+        raise AssertionError("who offloads does not look up")
+
+    def holds(self, names: Sequence[bytes]) -> None:
+        self.held.update(names)
+
+    def lacks(self, name: bytes) -> None:
+        raise AssertionError("who offloads does not fetch")
 
     async def missing(self, wanted: Sequence[bytes]) -> tuple[bytes, ...]:
         return await self.tier.missing(wanted)
@@ -79,6 +86,8 @@ class Peer:
         if self.error is not None:
             raise self.error
         self.puts.append(blocks)
+        if self.on_put is not None:
+            self.on_put()
         await self.tier.put(blocks)
 
 
@@ -100,81 +109,122 @@ class Counted:
 
 
 def offloader(
-    cache: Cache, peer: Peer, meter: Counted, *, most: int = 100, clock: ManualClock | None = None
+    cache: Cache, peer: Peer, meter: Counted | None = None, *, most: int = 100, clock: ManualClock | None = None
 ) -> Offloader:
-    economy = FetchEconomy(bytes_per_second=1e9, tokens_per_second=1e3, min_tokens=1)
+    """A block takes one second of an idle engine's time, and two of a busy one's."""
+    config = KvTransferConfig(
+        tier_offload_mb_per_second=SIZE / 1e6,
+        tier_offload_busy_mb_per_second=SIZE / 2e6,
+        tier_offload_wait_seconds=WAIT,
+        tier_offload_blocks=most,
+    )
     return Offloader(
         cache,
         FORMAT,
         peer,
-        economy,
-        bytes_per_second=lambda: SIZE,
-        queue_blocks=most,
-        meter=meter,  # type: ignore[arg-type]
+        FetchEconomy(bytes_per_second=1e9, tokens_per_second=1e3, min_tokens=1),
+        config=config,
+        meter=meter or Counted(),  # type: ignore[arg-type]
         clock=clock or ManualClock(),
     )
 
 
+def cache_of(*numbers: int) -> Cache:
+    cache = Cache()
+    cache.add(*numbers)
+    return cache
+
+
 async def ship_all(one: Offloader) -> None:
+    one.gather()
     while await one.ship():
         pass
 
 
 def test_what_enters_the_prefix_cache_arrives_whole() -> None:
     async def main() -> None:
-        cache, peer, clock = Cache(), Peer(), ManualClock()
-        cache.add(1)
-        async with background(offloader(cache, peer, Counted(), clock=clock).run(), "offload"):
+        cache, peer, clock = cache_of(1), Peer(), ManualClock()
+        async with background(offloader(cache, peer, clock=clock).run(), "offload"):
             cache.add(2, 3)
             await until(lambda: peer.tier.stats.memory_blocks == 3)
             assert (await peer.tier.get(names(2)))[0].payload == b"\x02" * SIZE
-            await until(lambda: clock.now() >= 3)  # a block a second
+            assert peer.held == set(names(1, 2, 3))
+            await until(lambda: clock.now() >= 3)
 
     asyncio.run(main())
 
 
-def test_a_gap_in_the_changes_means_everything() -> None:
+def test_an_engine_that_steps_is_left_alone_until_blocks_have_waited() -> None:
     async def main() -> None:
-        cache, peer = Cache(), Peer()
-        async with background(offloader(cache, peer, Counted()).run(), "offload"):
-            await asyncio.sleep(0)
-            cache.held |= set(names(7))
-            cache.add(8, skip=1)
-            await until(lambda: peer.tier.stats.memory_blocks == 2)
+        cache, peer, clock = cache_of(1, 2), Peer(), ManualClock()
+        one = offloader(cache, peer, clock=clock)
+        for step in range(3):
+            cache.stats = EngineStats(steps=step, running=step % 2)
+            await one.look()
+        assert peer.puts == [] and clock.now() == 0
+        clock.advance(WAIT)
+        cache.stats = EngineStats(steps=9, running=1)
+        await one.look()
+        assert peer.held == set(names(1, 2)) and clock.now() == WAIT + 4
+
+    asyncio.run(main())
+
+
+def test_an_idle_engine_that_gets_work_is_left_alone_at_once() -> None:
+    async def main() -> None:
+        cache, peer = cache_of(1, 2, 3), Peer()
+        one = offloader(cache, peer)
+        one._batch = 1
+        await one.look()
+        peer.on_put = lambda: setattr(cache, "stats", EngineStats(running=1))
+        await one.look()
+        assert peer.held == set(names(1))
 
     asyncio.run(main())
 
 
 def test_blocks_that_the_tier_has_are_not_read() -> None:
     async def main() -> None:
-        cache, peer = Cache(set(names(1, 2, 3))), Peer()
+        cache, peer = cache_of(1, 2, 3), Peer()
         for _ in range(2):
-            one = offloader(cache, peer, Counted())
-            one.add(names(1, 2, 3))
-            await ship_all(one)
+            await ship_all(offloader(cache, peer))
         assert len(cache.reads) == 1
+
+    asyncio.run(main())
+
+
+def test_what_was_sent_is_not_looked_at_again() -> None:
+    async def main() -> None:
+        cache, peer = cache_of(1, 2), Peer()
+        one = offloader(cache, peer)
+        await ship_all(one)
+        peer.tier = Tier(memory_bytes=1 << 20, disk=None, message_bytes=1 << 20)
+        cache.add(3)
+        await ship_all(one)
+        assert await peer.tier.missing(names(1, 2, 3)) == tuple(names(1, 2))
 
     asyncio.run(main())
 
 
 def test_a_block_that_was_evicted_is_skipped_and_those_after_it_are_sent() -> None:
     async def main() -> None:
-        cache, peer, meter = Cache(set(names(1, 3, 4))), Peer(), Counted()
+        cache, peer, meter = cache_of(1, 2, 3, 4, 5), Peer(), Counted()
         one = offloader(cache, peer, meter)
-        one.add(names(1, 2, 3, 4))
-        await ship_all(one)
-        assert await peer.tier.missing(names(1, 2, 3, 4)) == tuple(names(2))
-        assert meter.totals == {"tier_offload_dropped/evicted": 1, "tier_offloaded_bytes": 3 * SIZE}
+        one.gather()
+        cache.evict(2)
+        cache.read_gone = name_of(4)  # in the moment of the reading
+        while await one.ship():
+            pass
+        assert await peer.tier.missing(names(1, 2, 3, 4, 5)) == tuple(names(2, 4))
+        assert meter.totals == {"tier_offload_dropped/evicted": 2, "tier_offloaded_bytes": 3 * SIZE}
 
     asyncio.run(main())
 
 
 def test_behind_by_too_much_the_oldest_are_dropped_and_counted() -> None:
     async def main() -> None:
-        cache, peer, meter = Cache(set(names(*range(10)))), Peer(), Counted()
-        one = offloader(cache, peer, meter, most=4)
-        one.add(names(*range(10)))
-        await ship_all(one)
+        cache, peer, meter = cache_of(*range(10)), Peer(), Counted()
+        await ship_all(offloader(cache, peer, meter, most=4))
         assert await peer.tier.missing(names(*range(10))) == tuple(names(*range(6)))
         assert meter.totals["tier_offload_dropped/behind"] == 6
 
@@ -184,37 +234,26 @@ def test_behind_by_too_much_the_oldest_are_dropped_and_counted() -> None:
 def test_failures_are_counted_and_only_a_lost_tier_is_left_alone() -> None:
     async def main() -> None:
         for error, causes in ((CorruptTransfer("rot"), []), (PeerUnavailable("gone"), ["gone"])):
-            cache, peer, meter = Cache(set(names(1))), Peer(error=error), Counted()
+            cache, peer, meter = cache_of(1), Peer(error=error), Counted()
             one = offloader(cache, peer, meter)
-            one.add(names(1))
+            one.gather()
             assert await one.ship() == 0
-            assert peer.causes == causes
+            assert peer.causes == causes and peer.held == set()
             assert meter.totals == {f"tier_offload_dropped/{error.reason}": 1}
 
     asyncio.run(main())
 
 
-def test_without_a_tier_what_is_new_waits() -> None:
+def test_without_a_tier_nothing_is_done_and_one_that_comes_gets_everything() -> None:
     async def main() -> None:
-        cache, peer = Cache(set(names(1))), Peer(is_there=False)
-        one = offloader(cache, peer, Counted())
-        one.add([name_of(1)])
-        with suppress(TimeoutError):
-            assert await one.ship() == 0
+        cache, peer = cache_of(1), Peer(is_there=False)
+        one = offloader(cache, peer)
+        for _ in range(3):
+            await one.look()
+        assert cache.reads == []
         peer.is_there = True
-        assert await one.ship() == SIZE
-
-    asyncio.run(main())
-
-
-def test_the_engines_end_is_for_others_to_report() -> None:
-    async def main() -> None:
-        cache, peer = Cache(), Peer()
-        cache.add(1)
-        cache.changes.put_nowait(None)
-        async with background(offloader(cache, peer, Counted()).run(), "offload"):
-            await until(lambda: peer.tier.stats.memory_blocks == 1 and cache.changes.empty())
-            for _ in range(10):
-                await asyncio.sleep(0)  # what a failure would take to be seen
+        await one.look()
+        await one.look()
+        assert peer.held == set(names(1))
 
     asyncio.run(main())

@@ -9,8 +9,17 @@ from dataclasses import replace
 import pytest
 
 from baton.core.clock import ManualClock
-from baton.core.errors import PeerUnavailable, StateUnavailable
-from baton.core.types import EngineStats, KvFormat, ModelCard, ProcessRecord, Role, TokenRequest, WorkerState
+from baton.core.errors import BatonError, PeerUnavailable, StateUnavailable
+from baton.core.types import (
+    EngineStats,
+    KvFormat,
+    ModelCard,
+    ProcessRecord,
+    Role,
+    TierChanges,
+    TokenRequest,
+    WorkerState,
+)
 from baton.state.registry import MemoryRegistry
 from services.kvtransfer.tier import Tier
 from services.kvtransfer.tier_peer import NoTier, RegisteredTier
@@ -34,8 +43,31 @@ def registered(*records: ProcessRecord) -> MemoryRegistry:
     return registry
 
 
+class AtAddress(Tier):
+    def __init__(self, address: str) -> None:
+        super().__init__(memory_bytes=1 << 20, disk=None, message_bytes=1 << 20)
+        self.address = address
+        self.error: BatonError | None = None
+        self.asked = 0
+
+    async def changes(self, epoch: int, version: int) -> TierChanges:
+        self.asked += 1
+        if self.error is not None:
+            raise self.error
+        return await super().changes(epoch, version)
+
+
 def peer(registry: MemoryRegistry, clock: ManualClock) -> RegisteredTier:
-    return RegisteredTier(registry, lambda address: address, clock, rest_seconds=5)  # type: ignore[arg-type,return-value]
+    tiers: dict[str, AtAddress] = {}
+    return RegisteredTier(
+        registry, lambda address: tiers.setdefault(address, AtAddress(address)), clock, rest_seconds=5
+    )
+
+
+def address(found: RegisteredTier) -> str:
+    tier = found.find()
+    assert isinstance(tier, AtAddress)
+    return tier.address
 
 
 def test_all_workers_choose_the_ready_tier_with_the_lowest_id() -> None:
@@ -44,7 +76,7 @@ def test_all_workers_choose_the_ready_tier_with_the_lowest_id() -> None:
     found = peer(registered(*others, loading, WORKER), ManualClock())
     assert found.find() is None  # it has not looked yet
     asyncio.run(found.look())
-    assert found.find() == "tier-2:1"
+    assert address(found) == "tier-2:1"
 
 
 def test_a_lost_tier_is_left_alone_for_a_while_and_a_restarted_one_is_not() -> None:
@@ -55,18 +87,70 @@ def test_a_lost_tier_is_left_alone_for_a_while_and_a_restarted_one_is_not() -> N
     assert found.find() is None
     asyncio.run(registry.register(replace(TIER, epoch=9), 60))
     asyncio.run(found.look())
-    assert found.find() == "tier-0:1"
+    assert address(found) == "tier-0:1"
     found.lost("silent")
     clock.advance(5)
-    assert found.find() == "tier-0:1"
+    assert address(found) == "tier-0:1"
 
 
 def test_a_registry_that_is_away_changes_nothing() -> None:
     found = peer(Away(ManualClock()), ManualClock())
     found._chosen = ("tier-0:1", 1)
     asyncio.run(found.look())
-    assert found.find() == "tier-0:1"
+    assert address(found) == "tier-0:1"
     assert NoTier().find() is None
+
+
+def test_it_knows_what_the_tier_holds_without_asking_it() -> None:
+    async def main() -> None:
+        found = peer(registry, ManualClock())
+        assert found.leading([name_of(1)]) == 0
+        await found.look()
+        tier = found.find()
+        assert isinstance(tier, AtAddress)
+        await tier.put([block(1), block(2), block(4)])
+        await found.look()
+        asked = tier.asked
+        assert found.leading([name_of(n) for n in (1, 2, 3, 4)]) == 2
+        found.holds([name_of(3)])
+        assert found.leading([name_of(n) for n in (1, 2, 3, 4)]) == 4
+        found.lacks(name_of(2))
+        assert found.leading([name_of(n) for n in (1, 2, 3, 4)]) == 1
+        assert tier.asked == asked
+        found.lost("silent")
+        assert found.leading([name_of(1)]) == 0
+
+    registry = registered(TIER)
+    asyncio.run(main())
+
+
+def test_another_life_of_the_tier_holds_nothing_of_the_former_one() -> None:
+    async def main() -> None:
+        found = peer(registry, ManualClock())
+        await found.look()
+        found.holds([name_of(1)])
+        await registry.register(replace(TIER, epoch=9), 60)
+        await found.look()
+        assert found.is_there and found.leading([name_of(1)]) == 0
+
+    registry = registered(TIER)
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("error", "is_there"), [(PeerUnavailable("gone"), False), (BatonError("unknown"), True)])
+def test_a_tier_that_does_not_say_what_it_holds_is_asked_for_nothing(error: BatonError, is_there: bool) -> None:
+    async def main() -> None:
+        found = peer(registry, ManualClock())
+        await found.look()
+        tier = found.find()
+        assert isinstance(tier, AtAddress)
+        await tier.put([block(1)])
+        tier.error = error
+        await found.look()
+        assert (found.is_there, found.leading([name_of(1)])) == (is_there, 0)
+
+    registry = registered(TIER)
+    asyncio.run(main())
 
 
 class Warmed:
