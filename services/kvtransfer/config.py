@@ -50,7 +50,7 @@ class KvTransferConfig(ProcessConfig):
     tier_prefill_tokens_per_second: float = 1500.0  # of computing
     tier_offload_mb_per_second: float = 100.0  # of each worker while it is idle; 0: it sends nothing
     tier_offload_wait_seconds: float = 5.0  # that blocks wait for an engine that has nothing to do
-    tier_offload_busy_mb_per_second: float = 20.0  # of those that have waited so long
+    tier_offload_busy_mb_per_second: float = 5.0  # of those that have waited so long
     tier_offload_blocks: int = 4096  # that may wait to be sent
 
     def __post_init__(self) -> None:

@@ -17,6 +17,7 @@ from services.kvtransfer.shelf import Shelf
 log = logging.getLogger(__name__)
 
 QUEUE_BYTES = 128 << 20  # blocks that wait to be written; more are not kept
+WRITE_BYTES = 4 << 20  # written in one turn
 REST_SECONDS = 30.0  # after a failed write, until the disk is tried again
 
 
@@ -49,7 +50,7 @@ class DiskLevel:
         self._versions: dict[bytes, str] = {}
         self._queue: OrderedDict[bytes, TierBlock] = OrderedDict()
         self._queued_bytes = 0
-        self._writing: TierBlock | None = None  # counted in already, its file not yet there
+        self._writing: dict[bytes, TierBlock] = {}  # counted in already, their files not yet there
         self._news = asyncio.Event()
         self._resting_until = float("-inf")
         self._failing = False
@@ -102,23 +103,22 @@ class DiskLevel:
         self._news.set()
 
     async def run(self) -> NoReturn:
-        """Write what is offered, one block after another."""
+        """Write what is offered, in the order of its coming."""
         while True:
             await self._news.wait()
             self._news.clear()
             while self._queue:
-                _, block = self._queue.popitem(last=False)
-                self._queued_bytes -= len(block.payload)
-                self._writing = block
+                blocks = self._take()
+                self._writing = {block.name: block for block in blocks}
                 try:
-                    await self._write(block)
+                    await self._write(blocks)
                 finally:
-                    self._writing = None
+                    self._writing = {}
 
     async def read(self, name: bytes) -> TierBlock | None:
         """The verified block; None, and it is forgotten, when it cannot be read or is not what was written."""
-        if self._writing is not None and self._writing.name == name:
-            return self._writing
+        if name in self._writing:
+            return self._writing[name]
         try:
             return await asyncio.to_thread(self._files.read, name)
         except CorruptTransfer as error:
@@ -175,32 +175,53 @@ class DiskLevel:
             self._versions.pop(name, None)
         return evicted
 
-    async def _write(self, block: TierBlock) -> None:
+    def _take(self) -> list[TierBlock]:
+        """Who is written next: together, for every turn of a thread costs the process two changes of context."""
+        taken: list[TierBlock] = []
+        size = 0
+        while self._queue and size < WRITE_BYTES:
+            _, block = self._queue.popitem(last=False)
+            size += len(block.payload)
+            taken.append(block)
+        self._queued_bytes -= size
+        return taken
+
+    async def _write(self, blocks: Sequence[TierBlock]) -> None:
         if self._clock.now() < self._resting_until:
-            self.dropped += 1
+            self.dropped += len(blocks)
             return
-        evicted = self._enter(StoredBlock(block.name, file_bytes(block), block.graph_version))
-        if evicted:
-            await asyncio.to_thread(self._files.remove, evicted)
-        if block.name not in self._shelf:
-            self.dropped += 1
-            return
-        try:
-            await asyncio.to_thread(self._files.write, block)
-        except OSError as error:
-            self._shelf.remove(block.name)
-            self._versions.pop(block.name, None)
+        evicted: list[bytes] = []
+        for block in blocks:
+            evicted += self._enter(StoredBlock(block.name, file_bytes(block), block.graph_version))
+        kept = [block for block in blocks if block.name in self._shelf]
+        self.dropped += len(blocks) - len(kept)
+        written, error = await asyncio.to_thread(self._exchange, evicted, kept)
+        if error is not None:
+            for block in kept[written:]:
+                self._shelf.remove(block.name)
+                self._versions.pop(block.name, None)
+            self.dropped += len(kept) - written
             self._on_failure(error)
             return
-        if block.name not in self._shelf:  # dropped while it was written
-            await asyncio.to_thread(self._files.remove, [block.name])
-        if self._failing:
+        gone = [block.name for block in kept if block.name not in self._shelf]  # dropped while they were written
+        if gone:
+            await asyncio.to_thread(self._files.remove, gone)
+        if kept and self._failing:
             self._failing = False
             log.info("disk of the cache tier can be written again")
 
+    def _exchange(self, evicted: Sequence[bytes], blocks: Sequence[TierBlock]) -> tuple[int, OSError | None]:
+        """How many of ``blocks`` were written in the place of ``evicted``, and what stopped it. Runs in a thread."""
+        self._files.remove(evicted)
+        for index, block in enumerate(blocks):
+            try:
+                self._files.write(block)
+            except OSError as error:
+                return index, error
+        return len(blocks), None
+
     def _on_failure(self, error: OSError) -> None:
         self.errors += 1
-        self.dropped += 1
         self._resting_until = self._clock.now() + REST_SECONDS
         if not self._failing:
             log.error("disk of the cache tier cannot be written; memory goes on alone", extra={"error": str(error)})
