@@ -23,7 +23,7 @@ from baton.engine.config import EngineConfig
 from baton.engine.core import EngineCore
 from baton.engine.drafter import Drafter, NgramDrafter, NoDrafts
 from baton.engine.fake import FakeRunner, fake_card
-from baton.engine.messages import Load, LoadFailed, Loading, Ready
+from baton.engine.messages import Load, LoadFailed, Loading, Pull, Ready
 from baton.engine.model_drafter import ModelDrafter
 from baton.engine.runner import Runner
 from baton.engine.sharedpool import Descriptors, PeerPools, shared_pool_memory
@@ -48,7 +48,10 @@ def serve(
         was_told = is_readable = channel.is_readable(wait)
         awake = clock.now()
         while is_readable:
-            core.handle(channel.receive())
+            command = channel.receive()
+            core.handle(command)
+            if isinstance(command, Pull):  # many bytes: whoever offers more waits for the answer
+                channel.send(core.report())
             is_readable = channel.is_readable(0.0)
         core.admit()
         if was_told or core.has_news:
@@ -75,7 +78,7 @@ def fake_runner(config: EngineConfig) -> FakeRunner:
     if blocks < 1:
         raise ConfigError(f"engine.kv_cache_mb must hold at least one block, got {config.kv_cache_mb}")
     try:
-        memory = shared_pool_memory(blocks, card.format)
+        memory = shared_pool_memory(blocks, card.format, config.threads)
         return FakeRunner(card, blocks, step_seconds=config.fake_step_ms / 1000, memory=memory)
     except (MemoryError, OverflowError) as error:
         raise ConfigError(

@@ -27,7 +27,7 @@ class KvTransferConfig(ProcessConfig):
     transport_rest_seconds: float = 30.0  # how long one that failed towards a peer is left alone
     checksums: str = "full"  # full | off
     max_message_bytes: int = 8 * 1024 * 1024  # of one offer; at least one block is always sent
-    max_mapped_bytes: int = 32 * 1024 * 1024  # of one offer whose bytes are in mapped memory
+    max_mapped_bytes: int = 64 * 1024 * 1024  # of one offer whose bytes are in mapped memory
     offers_in_flight: int = 3  # of one request
     acknowledge_seconds: float = 10.0  # a receiver silent for longer counts as lost
     peer_rest_seconds: float = 1.0  # how long a lost peer is left alone

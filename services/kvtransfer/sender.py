@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from typing import TypeVar
 
 from baton.core.api import KvReceiverApi, PrefillRun
 from baton.core.clock import Clock
 from baton.core.errors import BatonError, InvalidRequest, PeerUnavailable, TransferRejected, TransportUnavailable
 from baton.core.streams import closing
-from baton.core.telemetry import Meter
+from baton.core.telemetry import SILENT_TRACER, Meter, Tracer
 from baton.core.types import FilledBlocks, KvConfirmation, KvHandshake, Ticket
 from services.kvtransfer.circuit import Circuit
 from services.kvtransfer.config import KvTransferConfig
@@ -22,7 +22,7 @@ from services.kvtransfer.series import SenderSeries
 from services.kvtransfer.transport import Outgoing, TransportName
 
 MAX_KNOWN_PEERS = 1024
-HANDSHAKE = "none"  # no transport is chosen yet
+NO_TRANSPORT = "none"  # what fails is no offer
 
 Peer = tuple[str, int]  # address, epoch
 T = TypeVar("T")
@@ -41,11 +41,13 @@ class KvSender:
         config: KvTransferConfig,
         meter: Meter,
         clock: Clock,
+        tracer: Tracer = SILENT_TRACER,
     ) -> None:
         self._identity = identity
         self._receivers = receivers
         self._config = config
         self._clock = clock
+        self._tracer = tracer
         self._known: OrderedDict[Peer, KvHandshake] = OrderedDict()
         self._circuit = Circuit(clock, config.peer_rest_seconds)
         self._routes = Routes(transports, rest_seconds=config.transport_rest_seconds, meter=meter, clock=clock)
@@ -63,7 +65,7 @@ class KvSender:
         if known is not None:
             self._known.move_to_end(peer)
             return known
-        answer = await self._answered(ticket, HANDSHAKE, self._receivers(ticket).handshake(self._identity))
+        answer = await self._answered(ticket, NO_TRANSPORT, self._receivers(ticket).handshake(self._identity))
         compare(self._identity, answer)
         if answer.epoch != ticket.receiver_epoch:
             raise TransferRejected(
@@ -75,22 +77,23 @@ class KvSender:
         return answer
 
     async def ship(self, ticket: Ticket, run: PrefillRun, skip_blocks: int) -> int:
-        """Offer and confirm every block of ``run`` from ordinal ``skip_blocks`` on; returns the bytes shipped.
+        """Offer every block of ``run`` from ordinal ``skip_blocks`` on, then confirm them; returns the bytes shipped.
 
-        Returns after the last confirmation. The caller keeps ``run`` open meanwhile, so a block is still pinned
-        whenever this confirms it. On any failure all offers under way are cancelled first.
+        One confirmation is enough for all: the caller keeps ``run`` open until this returns, so every block is still
+        pinned when it is confirmed. On any failure all offers under way are cancelled first.
         """
         receiver = await self.connect(ticket)
         is_mapped = (await self._routes.choose(receiver)).name is TransportName.SHM
         most_bytes = self._config.max_mapped_bytes if is_mapped else self._config.max_message_bytes
         slots = asyncio.Semaphore(self._config.offers_in_flight)
-        shipped = 0
+        shipped = confirmable = 0
 
         async def hand_over(blocks: FilledBlocks) -> None:
-            nonlocal shipped
+            nonlocal shipped, confirmable
             try:
                 sent = await self._hand_over(ticket, receiver, run, blocks)
                 shipped += sent
+                confirmable += blocks.block_count
             finally:
                 slots.release()
 
@@ -104,10 +107,13 @@ class KvSender:
             if isinstance(cause, TransportUnavailable):  # there is no way to what it said it was: ask it anew
                 self._known.pop((ticket.receiver_address, ticket.receiver_epoch), None)
             raise cause from failures
+        if confirmable:
+            confirmation = KvConfirmation(ticket, skip_blocks, confirmable)
+            await self._answered(ticket, NO_TRANSPORT, self._receivers(ticket).confirm(confirmation))
         return shipped
 
     async def _hand_over(self, ticket: Ticket, receiver: KvHandshake, run: PrefillRun, blocks: FilledBlocks) -> int:
-        """Offer and confirm one message's blocks, by the next transport if one turns out not to work."""
+        """Offer one message's blocks, by the next transport if one turns out not to work; returns their bytes."""
         layout = self._identity.format
         tokens = blocks.tokens - blocks.first_block * layout.block_size
         size = tokens * (layout.block_bytes // layout.block_size)
@@ -115,29 +121,44 @@ class KvSender:
             transport = await self._routes.choose(receiver)
             began = self._clock.now()
             try:
-                with self._series.in_flight(transport.name, blocks.block_count):
+                with self._watched(ticket, transport, blocks, size):
                     chunk = await transport.chunk(ticket, run, blocks)
                     # Only now: a channel on which nothing runs may be closed meanwhile.
-                    peer = self._receivers(ticket)
-                    await self._answered(ticket, transport.name, peer.offer(chunk))
-                    confirmation = KvConfirmation(ticket, chunk.first_block, chunk.block_count)
-                    await self._answered(ticket, transport.name, peer.confirm(confirmation))
+                    offer = self._receivers(ticket).offer(chunk)
+                    await self._answered(ticket, transport.name, offer)
             except TransportUnavailable as error:
                 self._routes.fail(receiver, transport, error)
             else:
                 self._series.sent(transport.name, size, self._clock.now() - began)
                 return size
 
+    @contextmanager
+    def _watched(self, ticket: Ticket, transport: Outgoing, blocks: FilledBlocks, size: int) -> Iterator[None]:
+        """One message's way, in numbers and as a span."""
+        about = {"request_id": ticket.request_id, "transport": transport.name.value}
+        counts = {"first_block": blocks.first_block, "blocks": blocks.block_count, "bytes": size}
+        with (
+            self._series.in_flight(transport.name, blocks.block_count),
+            self._tracer.span("kv hand-over", **about, **counts),
+        ):
+            yield
+
     async def _messages(self, run: PrefillRun, skip_blocks: int, most_bytes: int) -> AsyncGenerator[FilledBlocks, None]:
-        """The blocks of each offer: finished ones, without the skipped ones, of ``most_bytes`` at most."""
+        """The blocks of each offer: finished ones, without the skipped ones, of ``most_bytes`` at most.
+
+        Offers of blocks that are there already grow from the size of a message that carries them: the receiver begins
+        early to copy while the next ones are digested, and many bytes take few offers.
+        """
         layout = self._identity.format
-        most = max(1, most_bytes // layout.block_bytes)
         async with closing(run.filled()) as filled:
             async for blocks in filled:
-                start, stop = max(blocks.first_block, skip_blocks), blocks.first_block + blocks.block_count
-                for first in range(start, stop, most):
-                    count = min(most, stop - first)
+                size = min(self._config.max_message_bytes, most_bytes)
+                first, stop = max(blocks.first_block, skip_blocks), blocks.first_block + blocks.block_count
+                while first < stop:
+                    count = min(max(1, size // layout.block_bytes), stop - first)
                     yield FilledBlocks(first, count, min(blocks.tokens, (first + count) * layout.block_size))
+                    first += count
+                    size = min(2 * size, most_bytes)
 
     async def _answered(self, ticket: Ticket, transport: str, call: Awaitable[T]) -> T:
         """The receiver's answer. A receiver that is gone or silent is PeerUnavailable and left alone for a while."""

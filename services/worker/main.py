@@ -123,6 +123,7 @@ def _parts(
         meter=process.meter,
         clock=process.clock,
         tiers=tier,
+        tracer=process.tracer,
     )
 
 

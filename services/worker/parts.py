@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from baton.core.api import EngineApi, KvReceiverApi, PrefillApi
 from baton.core.clock import Clock
-from baton.core.telemetry import Meter
+from baton.core.telemetry import SILENT_TRACER, Meter, Tracer
 from baton.core.types import Candidate, Ticket
 from services.decode.worker import DecodeWorker
 from services.kvtransfer.config import KvTransferConfig
@@ -47,6 +47,7 @@ def build_parts(
     meter: Meter,
     clock: Clock,
     tiers: Tiers | None = None,
+    tracer: Tracer = SILENT_TRACER,
 ) -> WorkerParts:
     """``receivers`` and ``prefill_peers`` give the API of another worker; ``me`` is how others address this one.
 
@@ -81,7 +82,7 @@ def build_parts(
         meter=meter,
         clock=clock,
     )
-    sender = KvSender(hello, receivers, ways, config=kvtransfer, meter=meter, clock=clock)
+    sender = KvSender(hello, receivers, ways, config=kvtransfer, meter=meter, clock=clock, tracer=tracer)
     decode = DecodeWorker(
         engine,
         receiver,
