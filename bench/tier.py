@@ -35,6 +35,7 @@ from bench.machine import hardware, versions
 BLOCK = 16
 WAIT_SECONDS = 60.0
 POLL_SECONDS = 0.05
+QUIET_LOOKS = 80  # longer than a worker takes to see that it is idle and the tier to tell its size
 LEVELS = {"memory": 4096, "disk": 0}  # tier_memory_mb with which a fetch reads from this level
 
 
@@ -78,7 +79,7 @@ class Bench:
         """Until the tier has not grown over several looks."""
         last, quiet = TierStats(), 0
         async with asyncio.timeout(WAIT_SECONDS):
-            while quiet < 20:
+            while quiet < QUIET_LOOKS:
                 now = next((r.tier for r in await self._stack.processes() if r.tier is not None), TierStats())
                 same = (now.memory_blocks, now.disk_blocks) == (last.memory_blocks, last.disk_blocks)
                 quiet, last = quiet + 1 if same else 0, now
