@@ -166,11 +166,12 @@ def _median(pairs: Sequence[tuple[float, float]], index: int) -> float:
 
 
 async def run(model: ResolvedModel, repeats: int, threads: int, seed: int) -> dict[str, Any]:
+    """Everything, as one JSON document; its command repeats it."""
     spec = load_spec(model.engine_model)
     prompts, digest = Prompts(spec.vocab_size, seed), Digest()
     bandwidth = read_bandwidth(threads)
     return {
-        "command": " ".join(["python -m bench.cpu_speed", *sys.argv[1:]]),
+        "command": f"baton bench cpu --model {model.name} --repeats {repeats} --threads {threads} --seed {seed}",
         "hardware": hardware(),
         "model": model.name,
         "read_gb_per_second": bandwidth,

@@ -20,12 +20,11 @@ import torch
 
 from baton.engine.cuda.build import build
 from baton.engine.cuda.gemm import Gemm
-from baton.engine.cuda.gemm_choices import GemvWay, StreamKWay, Way
+from baton.engine.cuda.gemm_choices import GemvWay, Way
 from baton.engine.cuda.gemm_tuner import Family, GraphTimer
 from baton.engine.cuda.gemv import MAX_ROWS, Epilogue, Norm
 from baton.engine.cuda.kernels import Overlap
 from baton.engine.cuda.library import CudaLibrary
-from baton.engine.cuda.stream_k import StreamK
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 2048, 8192)
 LARGEST_DECODE = 512
@@ -194,8 +193,6 @@ def _describe(way: Way | None) -> str:
     if isinstance(way, GemvWay):
         shape = way.shape
         return f"gemv {shape.k_warps}x{shape.columns}x{shape.unroll}/{shape.resident} {way.microseconds:.1f}"
-    if isinstance(way, StreamKWay):
-        return f"stream-k {way.shape.columns}/{way.shape.cluster} {way.microseconds:.1f}"
     return "none" if way is None else f"lt {way.microseconds:.1f}"
 
 
@@ -232,16 +229,14 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS))
     parser.add_argument("--kinds", nargs="+", choices=("bf16", "e4m3"), default=["bf16"])
     parser.add_argument("--cache", type=Path, default=None, help="JSON of measured choices to read and add to")
-    parser.add_argument("--stream-k", action="store_true", help="try the kernels of stream_k.cu too")
     parser.add_argument("--no-overlap", dest="overlap", action="store_const", const=Overlap.NO, default=Overlap.YES)
     arguments = parser.parse_args()
     library = CudaLibrary(build())
-    stream_k = StreamK(library, DEVICE, arguments.overlap) if arguments.stream_k else None
     timer = GraphTimer(library, DEVICE)
     lines: list[str] = []
     for name in arguments.models:
         for kind in arguments.kinds:
-            with Gemm(library, DEVICE, arguments.overlap, stream_k) as gemm:
+            with Gemm(library, DEVICE, arguments.overlap) as gemm:
                 step = Step(MODELS[name], gemm, kind == "e4m3")
                 started = time.monotonic()
                 gemm.tune(step.families, arguments.rows, arguments.cache)

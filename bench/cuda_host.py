@@ -15,16 +15,13 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 
-from baton.core.config import Section, Settings
-from baton.engine.config import EngineConfig, device_defaults
 from baton.engine.cuda.runner import CudaRunner
-from baton.engine.load import build_runner
 from baton.engine.runner import Part
-from bench.cuda_runner import sequences
+from bench.cuda_runner import opened, sequences
 
 STEPS = 60
 WARM_STEPS = 8
@@ -41,17 +38,12 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--set", action="append", default=[], dest="settings", metavar="engine.KEY=VALUE")
     options = parser.parse_args()
-    flags = ["engine.device=cuda", f"engine.model={options.model}", *options.settings]
-    config = Settings.read(file=None, environ={}, flags=flags).fill(Section("engine", EngineConfig, device_defaults))
-    runner = cast(CudaRunner, build_runner(config))
-    try:
+    with opened(options.model, options.settings) as (runner, _):
         for batch in map(int, options.batches.split(",")):
             drive = Steps(runner, batch, options.context)
             print(f"B{batch} x {options.context}")
             report(drive)
             drive.forget()
-    finally:
-        runner.close()
 
 
 class Steps:

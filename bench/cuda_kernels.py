@@ -7,7 +7,6 @@ several sets of buffers, so that they come from memory; small ones come from the
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +17,7 @@ from baton.engine.cuda.kernels import Kernels, Overlap
 from baton.engine.cuda.library import CudaLibrary
 from baton.engine.rope import rope_table
 from baton.engine.spec import DecoderSpec, RopeSpec
+from bench.captured import median_time
 
 LLAMA_8B = DecoderSpec("llama", 128_256, 8192, 4096, 14_336, 32, 32, 8, 128, 1e-5, RopeSpec(5e5), tied_head=False)
 QWEN3_06B = replace(
@@ -28,7 +28,6 @@ ROWS = (1, 64, 256, 2048, 8192)
 BLOCK_SIZE = 16
 POOL_LAYERS = 2
 CACHE_BYTES = 256 << 20  # what the buffers of large steps must exceed
-REPLAYS = 9
 
 
 @dataclass(frozen=True)
@@ -185,20 +184,7 @@ CASES = (
 def microseconds(case: Case, kernels: Kernels, sets: Sequence[Buffers], constants: Constants) -> float:
     """The time of one run of ``case``, in a graph of many."""
     launches = 20 if len(sets) > 1 or sets[0].x.shape[0] > 1024 else 200
-    case.run(kernels, sets[0], constants)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for launch in range(launches):
-            case.run(kernels, sets[launch % len(sets)], constants)
-    times = []
-    for _ in range(REPLAYS):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / launches)
-    return statistics.median(times)
+    return median_time(lambda i: case.run(kernels, sets[i % len(sets)], constants), launches)
 
 
 def measure(spec: DecoderSpec, rows: int, library: CudaLibrary) -> dict[str, tuple[float, float, float]]:

@@ -17,11 +17,8 @@ from typing import Any, cast
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from baton.core.config import Section, Settings
-from baton.engine.config import EngineConfig, device_defaults
 from baton.engine.cuda.runner import CudaRunner
-from baton.engine.load import build_runner
-from bench.cuda_runner import sequences
+from bench.cuda_runner import opened, sequences
 
 STEPS = 12
 WARM_STEPS = 4
@@ -46,16 +43,11 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--set", action="append", default=[], dest="settings", metavar="engine.KEY=VALUE")
     options = parser.parse_args()
-    flags = ["engine.device=cuda", f"engine.model={options.model}", *options.settings]
-    config = Settings.read(file=None, environ={}, flags=flags).fill(Section("engine", EngineConfig, device_defaults))
-    runner = cast(CudaRunner, build_runner(config))
-    try:
+    with opened(options.model, options.settings) as (runner, _):
         for batch in map(int, options.batches.split(",")):
             report(f"decode B{batch} x {options.context}", recorded(decoding(runner, batch, options.context)), STEPS)
         for length in () if options.prompts == "none" else map(int, options.prompts.split(",")):
             report(f"prefill {length}", recorded(prefilling(runner, length)), STEPS)
-    finally:
-        runner.close()
 
 
 def decoding(runner: CudaRunner, batch: int, context: int) -> Callable[[int], None]:

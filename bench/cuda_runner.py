@@ -8,7 +8,8 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import cast
@@ -44,11 +45,8 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=1024, help="tokens of each sequence before the measured steps")
     parser.add_argument("--set", action="append", default=[], dest="settings", metavar="engine.KEY=VALUE")
     options = parser.parse_args()
-    flags = ["engine.device=cuda", f"engine.model={options.model}", *options.settings]
-    config = Settings.read(file=None, environ={}, flags=flags).fill(Section("engine", EngineConfig, device_defaults))
     started = time.perf_counter()
-    runner = cast(CudaRunner, build_runner(config))
-    try:
+    with opened(options.model, options.settings) as (runner, config):
         print(f"{options.model}: ready in {time.perf_counter() - started:.1f} s, {runner.total_blocks} blocks")
         for batch in (size for size in BATCHES if size <= min(config.max_running, config.max_step_tokens)):
             found = decode(runner, batch, options.context)
@@ -59,6 +57,16 @@ def main() -> None:
         print(f"prefill of {config.max_step_tokens}: {prefill(runner, config):.0f} tok/s")
         print(f"first token of {PROMPT}: {first_token(runner, config) * 1e3:.2f} ms")
         print(f"device memory in use: {torch.cuda.memory_reserved() / 1e9:.1f} GB by torch")
+
+
+@contextmanager
+def opened(model: str, settings: Sequence[str]) -> Iterator[tuple[CudaRunner, EngineConfig]]:
+    """The runner of a model on the GPU, and its configuration; ``settings`` are of the form ``engine.KEY=VALUE``."""
+    flags = ["engine.device=cuda", f"engine.model={model}", *settings]
+    config = Settings.read(file=None, environ={}, flags=flags).fill(Section("engine", EngineConfig, device_defaults))
+    runner = cast(CudaRunner, build_runner(config))
+    try:
+        yield runner, config
     finally:
         runner.close()
 

@@ -9,8 +9,7 @@ peaked ones like a trained model's.
 from __future__ import annotations
 
 import argparse
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,6 +19,7 @@ from baton.engine.cuda.build import build
 from baton.engine.cuda.library import CudaLibrary
 from baton.engine.cuda.sampler import DeviceSampler
 from baton.engine.runner import Draw
+from bench.captured import median_time
 
 VOCABS = {"Llama-3-8B": 128_256, "Qwen3-0.6B": 151_936}
 ROWS = (1, 64, 256)
@@ -34,7 +34,6 @@ SAMPLINGS = {
 SHARPNESS = {"flat": 1.0, "peaked": 3.0}  # standard deviation of the logits
 CONTEXT = 1000  # tokens, for the penalties
 LAUNCHES = 8  # in a graph
-REPLAYS = 9
 COPY_RATE = 4.26e12  # bytes a second, read and written
 
 
@@ -46,24 +45,6 @@ class Timing:
     sampling: str
     microseconds: float
     read_microseconds: float
-
-
-def median_time(launch: Callable[[int], None]) -> float:
-    """Microseconds of one ``launch(i)``."""
-    launch(0)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for i in range(LAUNCHES):
-            launch(i)
-    times = []
-    for _ in range(REPLAYS):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / LAUNCHES)
-    return statistics.median(times[1:])
 
 
 class Subject:
@@ -88,7 +69,8 @@ class Subject:
             self._sampler.set_row(row, row, Draw(replace(sampling, seed=row), CONTEXT // 2), context)
         self._sampler.upload()
         return median_time(
-            lambda i: self._sampler.sample(self._logits[i % 2], self._positions, rows, self._tokens, self._flags)
+            lambda i: self._sampler.sample(self._logits[i % 2], self._positions, rows, self._tokens, self._flags),
+            LAUNCHES,
         )
 
 

@@ -228,6 +228,15 @@ def _peak(arguments: argparse.Namespace) -> Peak | None:
     return Peak(1e12 * bandwidth, 1e12 * flops)
 
 
+def _measured(argv: Sequence[str]) -> list[str]:
+    """The arguments without where the result goes, which says nothing about the measurement."""
+    kept = [word for word in argv if not word.startswith("--output=")]
+    if "--output" in kept:
+        at = kept.index("--output")
+        del kept[at : at + 2]
+    return kept
+
+
 def plan_of(argv: Sequence[str]) -> OfflinePlan:
     arguments = _parser().parse_args(argv)
     shapes = parse_shapes(arguments.shapes)
@@ -242,7 +251,7 @@ def plan_of(argv: Sequence[str]) -> OfflinePlan:
         sampling=Sampling(temperature=arguments.temperature, seed=arguments.seed),
         peak=_peak(arguments),
         output=output,
-        command=shlex.join([*COMMAND.split(), *argv]),
+        command=shlex.join([*COMMAND.split(), *_measured(argv)]),
     )
 
 

@@ -81,12 +81,11 @@ def together(chunks: Iterable[TokenChunk]) -> Answer:
     return whole
 
 
-class GatedRunner:
-    """A runner that calls ``on_step`` before each step, as the fake one does; the rest is the runner's own."""
+class RunnerAround:
+    """A runner around another one, which does all that a subclass does not do itself."""
 
-    def __init__(self, inner: Runner, on_step: Callable[[Sequence[Part]], None]) -> None:
+    def __init__(self, inner: Runner) -> None:
         self._inner = inner
-        self._on_step = on_step
 
     @property
     def card(self) -> ModelCard:
@@ -113,7 +112,6 @@ class GatedRunner:
         return self._inner.times
 
     def launch(self, parts: Sequence[Part]) -> None:
-        self._on_step(parts)
         self._inner.launch(parts)
 
     def collect(self) -> StepResult:
@@ -132,27 +130,29 @@ class GatedRunner:
         self._inner.close()
 
 
-class AheadRunner:
+class GatedRunner(RunnerAround):
+    """A runner that calls ``on_step`` before each step, as the fake one does."""
+
+    def __init__(self, inner: Runner, on_step: Callable[[Sequence[Part]], None]) -> None:
+        super().__init__(inner)
+        self._on_step = on_step
+
+    def launch(self, parts: Sequence[Part]) -> None:
+        self._on_step(parts)
+        super().launch(parts)
+
+
+class AheadRunner(RunnerAround):
     """Makes a runner on the CPU one that is a step ahead: it computes each step when it is collected."""
 
-    steps_ahead = 1
-
     def __init__(self, inner: Runner) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._flights: deque[list[Part]] = deque()
         self._drawn: dict[int, int | None] = {}
 
     @property
-    def card(self) -> ModelCard:
-        return self._inner.card
-
-    @property
-    def total_blocks(self) -> int:
-        return self._inner.total_blocks
-
-    @property
-    def times(self) -> RunnerTimes:
-        return self._inner.times
+    def steps_ahead(self) -> int:
+        return 1
 
     @property
     def memory(self) -> PoolMemory | None:
@@ -168,8 +168,8 @@ class AheadRunner:
 
     def collect(self) -> StepResult:
         parts = [self._resolved(part) for part in self._flights.popleft()]
-        self._inner.launch(parts)
-        result = self._inner.collect()
+        super().launch(parts)
+        result = super().collect()
         self._drawn = {part.key: token for part, token in zip(parts, result.token_ids, strict=True)}
         return result
 
@@ -178,18 +178,6 @@ class AheadRunner:
             return part
         token = self._drawn[part.key]
         return part._replace(context=[*part.context, 0 if token is None else token])  # 0: the draw has failed
-
-    def forget(self, key: int) -> None:
-        self._inner.forget(key)
-
-    def read_blocks(self, blocks: Sequence[int]) -> bytes:
-        return self._inner.read_blocks(blocks)
-
-    def write_blocks(self, blocks: Sequence[int], payload: bytes) -> None:
-        self._inner.write_blocks(blocks, payload)
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 def gated(config: EngineConfig, on_step: Callable[[Sequence[Part]], None]) -> Runner:

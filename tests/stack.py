@@ -40,6 +40,7 @@ from gateway.prompt import ModelText, Prompts
 from gateway.relay import RelayPolicy
 from gateway.service import Gateway, GatewayPolicy
 from services.kvtransfer.config import KvTransferConfig
+from services.kvtransfer.tier_peer import NoTier, Tiers
 from services.kvtransfer.ways import ways
 from services.planner.config import PlannerConfig
 from services.planner.service import Planner
@@ -78,6 +79,7 @@ class Stack:
     policy: PlannerConfig = ALWAYS_REMOTE
     runner: Callable[[EngineConfig, StepGate], Runner] | None = None
     network: Callable[[], Network] = DirectNetwork
+    tiers: Tiers = field(default_factory=NoTier)
     texts: dict[str, ModelText] = field(default_factory=dict)  # tokenizers by model name, for the gateway
     workers: dict[str, StackWorker] = field(default_factory=dict)
 
@@ -120,6 +122,7 @@ class Stack:
             kvtransfer=kvtransfer,
             meter=SilentMeter(),
             clock=SystemClock(),
+            tiers=self.tiers,
         )
         worker = StackWorker(me, role, engine, gate, parts, OfferGate(parts.receiver), life, runner)
         self.workers[worker_id] = worker
@@ -212,7 +215,7 @@ class Stack:
 
     async def alone(self, request: TokenRequest) -> Answer:
         """What one engine by itself answers, on a stack of its own: the truth to compare with."""
-        local = replace(self, prefill=0, decode=1, workers={}, network=DirectNetwork)
+        local = replace(self, prefill=0, decode=1, workers={}, network=DirectNetwork, tiers=NoTier())
         async with local:
             return await local.generate(request)
 

@@ -1,4 +1,5 @@
-"""What a front may do with the bytes of a request's blocks: read those it holds, fill those that wait to be filled."""
+"""What a front may do with the bytes of a request's blocks: read those it holds, fill those that wait to be filled, for
+a hand-over or from the cache tier."""
 
 from __future__ import annotations
 
@@ -6,16 +7,19 @@ from collections.abc import Iterator
 
 from baton.core.clock import Clock
 from baton.core.errors import BatonError, TransferRejected
-from baton.engine.device_access import DeviceAccess, Find, writable
+from baton.engine.blocks import BlockPool
+from baton.engine.device_access import DeviceAccess, Find, held, writable
 from baton.engine.messages import (
     Attach,
     BlocksRead,
     Detach,
     DeviceCommand,
     Event,
+    Import,
     Pull,
     Pulled,
     Read,
+    ReadCached,
     Refused,
     Write,
     Written,
@@ -28,9 +32,10 @@ class BlockAccess:
     """Takes one command at a time. What the host copies itself is done between two steps, and answered at once; what a
     device does is answered by ``look``. Never raises for a request's sake."""
 
-    def __init__(self, runner: Runner, peers: PeerPools, find: Find, clock: Clock) -> None:
+    def __init__(self, runner: Runner, pool: BlockPool, peers: PeerPools, find: Find, clock: Clock) -> None:
         """``find`` gives the request of a key, or None when it has ended."""
         self._runner = runner
+        self._pool = pool
         self._peers = peers
         self._find = find
         self._device = DeviceAccess(runner.copies, runner.card.format, find, clock)
@@ -54,7 +59,9 @@ class BlockAccess:
         self._device.close()
         self._peers.close()
 
-    def handle(self, command: Write | Read | Attach | Detach | Pull | DeviceCommand) -> Iterator[Event]:
+    def handle(
+        self, command: Write | Read | ReadCached | Import | Attach | Detach | Pull | DeviceCommand
+    ) -> Iterator[Event]:
         match command:
             case Attach(source):
                 self._peers.attach(source)
@@ -63,12 +70,14 @@ class BlockAccess:
                 self._device.detach(source)
             case Pull(_, _, _, source) if self._device.has_pool(source):
                 yield from self._device.handle(command)
-            case Write() | Read() | Pull():
+            case ReadCached(op, names):
+                yield BlocksRead(op, self._runner.read_blocks(self._pool.leading(names)))
+            case Write() | Read() | Pull() | Import():
                 yield self._answer(command)
             case _:
                 yield from self._device.handle(command)
 
-    def _answer(self, command: Write | Read | Pull) -> Written | BlocksRead | Pulled | Refused:
+    def _answer(self, command: Write | Read | Pull | Import) -> Written | BlocksRead | Pulled | Refused:
         try:
             match command:
                 case Write():
@@ -77,6 +86,8 @@ class BlockAccess:
                     return self._read(command)
                 case Pull():
                     return self._pull(command)
+                case Import():
+                    return self._import(command)
         except BatonError as error:
             return Refused(command.op, error)
 
@@ -104,3 +115,9 @@ class BlockAccess:
         return Pulled(
             command.op, self._peers.pull(memory, blocks, command.source, source_blocks, first, command.filled)
         )
+
+    def _import(self, command: Import) -> Written:
+        """The first blocks are valid from now on, and in the prefix cache."""
+        for block, name in held(self._find(command.key)).import_prefix(command.block_count):
+            self._pool.publish(block, name)
+        return Written(command.op)

@@ -16,6 +16,7 @@ from baton.engine.messages import (
     Command,
     Decode,
     Digest,
+    Import,
     Invite,
     Join,
     Leave,
@@ -62,27 +63,21 @@ class Call:
 
 
 class _BlockAccess:
-    def __init__(self, link: Link, call: Call, admitted: Admitted) -> None:
+    """Satisfies ``baton.core.api.ImportableBlocks``."""
+
+    def __init__(self, link: Link, call: Call, admitted: Admitted, block_size: int) -> None:
         self._link = link
         self._call = call
         self._admitted = admitted
+        self._block_size = block_size
+        self._cached_tokens = admitted.cached_tokens
 
     @property
     def cached_tokens(self) -> int:
-        return self._admitted.cached_tokens
-
-    async def read_blocks(self, first_block: int, block_count: int) -> bytes:
-        """TransferRejected when the request does not hold these blocks."""
-        with self._link.operation() as (op, reply):
-            self._link.send(Read(self._call.key, op, first_block, block_count))
-            return await reply.get()
-
-
-class EngineReservation(_BlockAccess):
-    """Satisfies ``baton.core.api.Reservation``."""
+        return self._cached_tokens
 
     async def write_blocks(self, first_block: int, payload: bytes) -> None:
-        """TransferRejected for blocks that are not the reservation's own, for parts of blocks, or once it decodes."""
+        """TransferRejected for blocks that are not the request's own, for parts of blocks, or once it is computed."""
         with self._link.operation() as (op, reply):
             self._link.send(Write(self._call.key, op, first_block, payload))
             await self._link.drain()
@@ -109,6 +104,23 @@ class EngineReservation(_BlockAccess):
                     self._link.send(Abandon(op))
                 raise
 
+    async def imported(self, block_count: int) -> None:
+        """TransferRejected once it is computed, or for as many blocks as leave nothing to compute."""
+        with self._link.operation() as (op, reply):
+            self._link.send(Import(self._call.key, op, block_count))
+            await reply.get()
+        self._cached_tokens = block_count * self._block_size
+
+    async def read_blocks(self, first_block: int, block_count: int) -> bytes:
+        """TransferRejected when the request does not hold these blocks."""
+        with self._link.operation() as (op, reply):
+            self._link.send(Read(self._call.key, op, first_block, block_count))
+            return await reply.get()
+
+
+class EngineReservation(_BlockAccess):
+    """Satisfies ``baton.core.api.Reservation``."""
+
     async def decode(self, first: FirstToken | None) -> AsyncGenerator[TokenChunk, None]:
         if first is not None or not self._admitted.computing:
             self._link.send(Decode(self._call.key, first))
@@ -118,7 +130,11 @@ class EngineReservation(_BlockAccess):
 
 
 class EnginePrefill(_BlockAccess):
-    """Satisfies ``baton.core.api.PrefillRun``."""
+    """Satisfies ``baton.core.api.HeldPrefill``."""
+
+    def start(self) -> None:
+        if not self._admitted.computing:
+            self._link.send(Decode(self._call.key, None))
 
     def filled(self) -> AsyncGenerator[FilledBlocks, None]:
         return self._call.filled.stream()

@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import count
 
@@ -20,6 +20,7 @@ from baton.core.clock import SystemClock
 from baton.core.errors import PeerUnavailable
 from baton.core.types import DevicePool, EngineStats, ModelCard, TokenChunk, TokenRequest
 from baton.engine.blocks import BlockChange
+from baton.engine.cached_names import CachedNames
 from baton.engine.calls import Call, EngineLinks, EnginePrefill, EngineReservation
 from baton.engine.channel import AsyncChannel, ChannelClosed, SyncChannel
 from baton.engine.config import EngineConfig
@@ -41,6 +42,7 @@ from baton.engine.messages import (
     Loading,
     Prefill,
     Pulled,
+    ReadCached,
     Ready,
     Refused,
     Release,
@@ -54,7 +56,6 @@ from baton.engine.runner import Runner
 from baton.engine.sharedpool import Descriptors, MappedPool
 
 STOP_SECONDS = 5.0  # an engine process that does not end by itself after its channel has closed is killed
-CHANGES_KEPT = 1024  # block changes that a slow subscriber may lag behind before it sees a gap
 
 
 def _ignore(message: str) -> None:
@@ -83,9 +84,7 @@ class EngineClient:
         self._stats = ready.stats
         self._calls: dict[int, Call] = {}
         self._replies: dict[int, Mailbox[bytes]] = {}
-        self._subscribers: set[Mailbox[BlockChange]] = set()
-        self._names: set[bytes] = set()
-        self._change_sequence = 0
+        self._names = CachedNames()
         self._numbers = count(1)
         self._end = ""  # why the engine has ended
         self._ended = asyncio.Event()
@@ -126,30 +125,34 @@ class EngineClient:
     async def reserve(self, request: TokenRequest, compute_up_to: int = 0) -> AsyncIterator[EngineReservation]:
         with self._opened() as call:
             self.send(Reserve(call.key, request, compute_up_to))
-            yield EngineReservation(self, call, await call.admitted.get())
+            yield EngineReservation(self, call, await call.admitted.get(), self._card.format.block_size)
 
     @asynccontextmanager
-    async def prefill(self, request: TokenRequest) -> AsyncIterator[EnginePrefill]:
+    async def prefill(self, request: TokenRequest, compute_up_to: int | None = None) -> AsyncIterator[EnginePrefill]:
         with self._opened() as call:
-            self.send(Prefill(call.key, request))
-            yield EnginePrefill(self, call, await call.admitted.get())
+            self.send(Prefill(call.key, request, request.context_tokens if compute_up_to is None else compute_up_to))
+            yield EnginePrefill(self, call, await call.admitted.get(), self._card.format.block_size)
+
+    async def read_cached(self, names: Sequence[bytes]) -> bytes:
+        with self.operation() as (op, reply):
+            self.send(ReadCached(op, tuple(names)))
+            return await reply.get()
 
     def cached_blocks(self) -> tuple[int, frozenset[bytes]]:
         """The hashes in the prefix cache, and the sequence number of the last change they include."""
-        return self._change_sequence, frozenset(self._names)
+        return self._names.all()
 
-    async def block_changes(self) -> AsyncGenerator[BlockChange, None]:
+    def cached_since(self, sequence: int) -> tuple[int, Sequence[bytes]]:
+        """Those that came after the change ``sequence`` and are still there, in order, and the last change's number."""
+        return self._names.since(sequence)
+
+    def leading_cached(self, names: Sequence[bytes]) -> int:
+        return self._names.leading(names)
+
+    def block_changes(self) -> AsyncGenerator[BlockChange, None]:
         """Changes of the prefix cache from the first ``anext`` on. A consumer that sees a gap in the sequence numbers
         starts over from ``cached_blocks``."""
-        changes: Mailbox[BlockChange] = Mailbox(CHANGES_KEPT)
-        if self._end:
-            changes.fail(PeerUnavailable(self._end))
-        self._subscribers.add(changes)
-        try:
-            async for change in changes.stream():
-                yield change
-        finally:
-            self._subscribers.discard(changes)
+        return self._names.changes()
 
     async def closed(self) -> str:
         """Returns when the engine has ended, with why."""
@@ -204,7 +207,7 @@ class EngineClient:
     def _on_report(self, report: StepReport) -> None:
         self._stats = report.stats
         if report.change is not None:
-            self._on_change(report.change)
+            self._names.apply(report.change)
         for key, token_id in zip(report.drawn.keys, report.drawn.token_ids, strict=True):
             call = self._calls.get(key)
             if call is not None:
@@ -247,16 +250,9 @@ class EngineClient:
             case Failed(_, error):
                 call.fail(error)
 
-    def _on_change(self, change: BlockChange) -> None:
-        self._names.difference_update(change.removed)
-        self._names.update(change.added)
-        self._change_sequence = change.sequence
-        for subscriber in self._subscribers:
-            subscriber.put(change)
-
     def _on_end(self, reason: str) -> None:
         self._end = reason
-        for waiting in (*self._calls.values(), *self._replies.values(), *self._subscribers):
+        for waiting in (*self._calls.values(), *self._replies.values(), self._names):
             waiting.fail(PeerUnavailable(reason))
 
 

@@ -32,6 +32,7 @@ from baton.engine.messages import (
     Failed,
     Filled,
     First,
+    Import,
     Prefill,
     Release,
     Reserve,
@@ -70,7 +71,7 @@ class EngineCore:
         self._speculator = Speculator(drafter, config)
         self._scheduler = Scheduler(self._pool, config, clock, self._speculator)
         self._live: dict[int, Sequence] = {}
-        self._access = BlockAccess(runner, peers, self._live.get, clock)
+        self.access = BlockAccess(runner, self._pool, peers, self._live.get, clock)
         self._flights: deque[Flight] = deque()
         self._drawn_keys: list[int] = []
         self._drawn_tokens: list[int] = []
@@ -127,18 +128,9 @@ class EngineCore:
         self._busy_seconds += seconds
         self._host_seconds = max(self._host_seconds, self._busy_seconds - self._runner.times.waited)
 
-    @property
-    def look_within(self) -> float | None:
-        """Seconds after which ``look`` is to be called again; None when no copies are under way."""
-        return self._access.look_within
-
     def look(self) -> None:
         """Take in which copies beside the steps have ended. May be called while a step is waited for."""
-        self._events += self._access.look()
-
-    def close(self) -> None:
-        """Other engines are left; nothing is computed or copied any more."""
-        self._access.close()
+        self._events += self.access.look()
 
     def step(self) -> StepReport:
         """Admit, run one step if there is anything to run, and report it with all that commands brought about."""
@@ -184,18 +176,20 @@ class EngineCore:
         match command:
             case Reserve(key, request, compute_up_to):
                 self._submit(key, Work.DECODE, request, compute_up_to)
-            case Prefill(key, request):
-                self._submit(key, Work.PREFILL, request)
+            case Prefill(key, request, compute_up_to):
+                self._submit(key, Work.PREFILL, request, compute_up_to)
             case Decode(key, first):
                 self._start(key, first)
+            case Import():
+                self._import(command)
             case Release(key):
                 sequence = self._live.pop(key, None)
                 if sequence is not None:
                     self._drop(sequence)
             case _:
-                self._events += self._access.handle(command)
+                self._events += self.access.handle(command)
 
-    def _submit(self, key: int, work: Work, request: TokenRequest, compute_up_to: int = 0) -> None:
+    def _submit(self, key: int, work: Work, request: TokenRequest, compute_up_to: int) -> None:
         try:
             self._limits.check(request)
             deadline = None if request.timeout is None else self._clock.now() + request.timeout
@@ -210,7 +204,7 @@ class EngineCore:
         sequence = self._live.get(key)
         if sequence is None:
             return  # it has failed already, and said so
-        self._access.fence(key)  # a hand-over that was given up may still be copying
+        self.access.fence(key)  # a hand-over that was given up may still be copying
         if sequence.stage is not Stage.HELD:
             self._fail(sequence, InvalidRequest(f"decode: the request is {sequence.stage}, not held", field="decode"))
             return
@@ -225,6 +219,15 @@ class EngineCore:
             self._scheduler.start(sequence)
         else:
             self._finish(sequence, TokenChunk(finish=finish, usage=sequence.usage()))
+
+    def _import(self, command: Import) -> None:
+        sequence = self._live.get(command.key)
+        before = 0 if sequence is None else sequence.usage().cached_tokens
+        self._events += self.access.handle(command)
+        if sequence is not None:
+            self._prompt_cached += sequence.usage().cached_tokens - before
+            if sequence.is_prefill:
+                self._announce(sequence)
 
     # --- a step -------------------------------------------------------------------------------------------------------
 
@@ -384,7 +387,7 @@ class EngineCore:
         self._drop(sequence)
 
     def _drop(self, sequence: Sequence) -> None:
-        self._access.fence(sequence.key)
+        self.access.fence(sequence.key)
         self._scheduler.drop(sequence)
         self._runner.forget(sequence.key)
         self._speculator.forget(sequence.key)

@@ -212,13 +212,18 @@ class DeviceAccess:
             mapping.close()
 
 
-def writable(request: Request | None, first: int, count: int) -> Sequence[int]:
-    """The blocks to be filled: only the reservation's own, and only before it decodes. TransferRejected otherwise."""
+def held(request: Request | None) -> Request:
+    """The request, if its blocks wait to be filled. TransferRejected otherwise."""
     if request is None or request.stage is not Stage.HELD:
         raise TransferRejected("the request holds no blocks that wait to be written")
-    last = first + count
-    if not count or first < request.hits or last > request.context_blocks():
+    return request
+
+
+def writable(request: Request | None, first: int, count: int) -> Sequence[int]:
+    """The blocks to be filled: only the request's own, and only before it is computed. TransferRejected otherwise."""
+    owner, last = held(request), first + count
+    if not count or first < owner.hits or last > owner.context_blocks():
         raise TransferRejected(
-            f"blocks {first}..{last - 1}: only {request.hits}..{request.context_blocks() - 1} may be written"
+            f"blocks {first}..{last - 1}: only {owner.hits}..{owner.context_blocks() - 1} may be written"
         )
-    return request.blocks[first:last]
+    return owner.blocks[first:last]

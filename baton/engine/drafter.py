@@ -38,8 +38,6 @@ class Drafter(Protocol):
 
     def forget(self, key: int) -> None: ...
 
-    def close(self) -> None: ...
-
 
 class NoDrafts:
     """Satisfies ``Drafter`` without a guess."""
@@ -54,9 +52,6 @@ class NoDrafts:
 
     def forget(self, key: int) -> None:
         """There is nothing to forget."""
-
-    def close(self) -> None:
-        """There is nothing to close."""
 
 
 class NgramDrafter:
@@ -75,9 +70,6 @@ class NgramDrafter:
 
     def forget(self, key: int) -> None:
         self._indexes.pop(key, None)
-
-    def close(self) -> None:
-        self._indexes.clear()
 
     def _index(self, key: int, context: Sequence[int]) -> NgramIndex:
         index = self._indexes.setdefault(key, NgramIndex())

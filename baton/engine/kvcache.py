@@ -42,14 +42,19 @@ def allocate_pool(
 
 
 def allocate_shared(
-    spec: DecoderSpec, blocks: int, dtype: torch.dtype, layout: KvFormat
+    spec: DecoderSpec, blocks: int, dtype: torch.dtype, layout: KvFormat, threads: int
 ) -> tuple[torch.Tensor, PoolMemory | None]:
-    """The pool on the CPU, with its memory if that can be shared with other processes; else as ``allocate_pool``."""
+    """The pool on the CPU, all of it resident, with its memory if that can be shared with other processes (``threads``
+    copy out of theirs); else as ``allocate_pool``."""
     device = torch.device("cpu")
     _require_room(spec, blocks, layout.block_size, dtype, device)
-    memory = shared_pool_memory(blocks, layout)
+    memory = shared_pool_memory(blocks, layout, threads)
     if memory is None:
         return allocate_pool(spec, blocks, layout.block_size, dtype, device), None
+    try:
+        memory.populate()
+    except MemoryError as error:
+        raise ConfigError(f"engine.kv_cache_mb (or engine.kv_blocks): must fit memory, got {blocks} blocks") from error
     pool = torch.frombuffer(memory.view, dtype=dtype).view(_shape(spec, blocks, layout.block_size))
     return pool, memory
 

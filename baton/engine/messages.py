@@ -35,13 +35,17 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
+    """``compute_up_to`` as in Reserve; one that does not start by itself waits for Decode(key, None)."""
+
     key: int
     request: TokenRequest
+    compute_up_to: int
 
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Start a reserved request: on written blocks with the token that was drawn elsewhere, or (None) from scratch."""
+    """Start a held request: on written blocks with the token that was drawn elsewhere, or (None) by computing what is
+    neither cached nor imported."""
 
     key: int
     first: FirstToken | None
@@ -82,7 +86,7 @@ class Detach:
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """Copy blocks of an attached pool into consecutive blocks of a reservation; ``filled`` slots of the last one.
+    """Copy blocks of an attached pool into consecutive blocks of a held request; ``filled`` slots of the last one.
 
     Out of a GPU's pool ``strong`` has a byte for each block, 1 where the answer needs both lanes of the digest.
     """
@@ -168,6 +172,24 @@ class Receive:
 
 
 @dataclass(frozen=True, slots=True)
+class Import:
+    """The first ``block_count`` blocks of a held request are valid: its own were written and verified. Answered by
+    Written."""
+
+    key: int
+    op: int
+    block_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCached:
+    """The bytes of the leading ones of these names that are still in the prefix cache, whoever uses the blocks."""
+
+    op: int
+    names: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     """The front is done with the request, in whatever state; unknown keys are fine (it has ended by itself)."""
 
@@ -182,7 +204,9 @@ class Abandon:
 
 
 DeviceCommand = AttachDevice | Abandon | Digest | Invite | Join | Leave | Send | Receive
-Command = Reserve | Prefill | Decode | Write | Read | Attach | Detach | Pull | Release | DeviceCommand
+Command = (
+    Reserve | Prefill | Decode | Write | Read | Attach | Detach | Pull | Import | ReadCached | Release | DeviceCommand
+)
 
 # --- engine to front --------------------------------------------------------------------------------------------------
 

@@ -62,7 +62,8 @@ class ModelDrafter:
     worth = 1.0
 
     def __init__(self, runner: Runner, card: ModelCard, config: EngineConfig) -> None:
-        """``card`` is the model's whose answers are drafted. Raises ConfigError when the vocabularies differ."""
+        """``card`` is the model's whose answers are drafted. The caller closes ``runner``. Raises ConfigError when the
+        vocabularies differ."""
         if runner.card.vocab_size != card.vocab_size:
             raise ConfigError(
                 f"engine.draft_model: must have the vocabulary of the model, {card.vocab_size} tokens, "
@@ -91,9 +92,6 @@ class ModelDrafter:
         if reading is not None:
             self._pool.release(reading.blocks)
             self._runner.forget(key)
-
-    def close(self) -> None:
-        self._runner.close()
 
     def _open(self, query: Query) -> Line:
         reading = self._readings.setdefault(query.key, Reading())

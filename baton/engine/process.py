@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 
 from baton.core.clock import Clock, SystemClock
@@ -24,7 +24,7 @@ from baton.engine.core import EngineCore
 from baton.engine.drafter import Drafter, NgramDrafter, NoDrafts
 from baton.engine.fake import FakeRunner, fake_card
 from baton.engine.inbox import Inbox
-from baton.engine.messages import Load, LoadFailed, Loading, Ready
+from baton.engine.messages import Load, LoadFailed, Loading, Pull, Ready
 from baton.engine.model_drafter import ModelDrafter
 from baton.engine.runner import Runner
 from baton.engine.sharedpool import Descriptors, PeerPools, shared_pool_memory
@@ -46,7 +46,7 @@ def serve(
     try:
         _loop(core, runner, channel, clock, descriptors)
     finally:
-        core.close()
+        core.access.close()
 
 
 def _loop(core: EngineCore, runner: Runner, channel: SyncChannel, clock: Clock, descriptors: Descriptors) -> None:
@@ -58,7 +58,10 @@ def _loop(core: EngineCore, runner: Runner, channel: SyncChannel, clock: Clock, 
         was_told = is_readable = inbox.is_readable(_patience(core))
         awake = clock.now()
         while is_readable:
-            core.handle(inbox.receive())
+            command = inbox.receive()
+            core.handle(command)
+            if isinstance(command, Pull):  # many bytes: whoever offers more waits for the answer
+                channel.send(core.report())
             is_readable = inbox.is_readable(0.0)
         core.look()
         core.admit()
@@ -73,7 +76,7 @@ def _patience(core: EngineCore) -> float | None:
     """How long to wait for a command; None: for ever."""
     if core.has_work:
         return 0.0
-    within = core.look_within
+    within = core.access.look_within
     return core.idle_seconds() if within is None else within
 
 
@@ -105,7 +108,7 @@ def fake_runner(config: EngineConfig) -> FakeRunner:
     if blocks < 1:
         raise ConfigError(f"engine.kv_cache_mb must hold at least one block, got {config.kv_cache_mb}")
     try:
-        memory = shared_pool_memory(blocks, card.format)
+        memory = shared_pool_memory(blocks, card.format, config.threads)
         on_device = config.fake_pool == "device"
         shared, device = (None, memory) if on_device else (memory, None)
         return FakeRunner(card, blocks, step_seconds=config.fake_step_ms / 1000, memory=shared, device=device)
@@ -122,19 +125,18 @@ def plain_drafter(config: EngineConfig) -> Drafter:
 
 @contextmanager
 def loaded(config: EngineConfig, report: Callable[[str], None]) -> Iterator[tuple[Runner, Drafter]]:
-    """The runner, and the drafter for it, closed at the end. A model that drafts comes first: on a GPU the other one
-    takes the memory that is left."""
+    """The runner, and the drafter for it; every runner is closed at the end.
+
+    A model that drafts comes first: on a GPU the other one takes the memory that is left.
+    """
     with ExitStack() as resources:
-        if config.speculation != "model":
-            drafter = plain_drafter(config)
-            runner = load_runner(config, report)
-        else:
-            draft_runner = load_runner(draft_config(config), report)
-            resources.callback(draft_runner.close)
-            runner = load_runner(config, report)
+        if config.speculation == "model":
+            draft_runner = resources.enter_context(closing(load_runner(draft_config(config), report)))
+            runner = resources.enter_context(closing(load_runner(config, report)))
             drafter = ModelDrafter(draft_runner, runner.card, config)
-        resources.callback(drafter.close)
-        resources.callback(runner.close)
+        else:
+            runner = resources.enter_context(closing(load_runner(config, report)))
+            drafter = plain_drafter(config)
         gc.freeze()  # what loading has made stays to the end: no collection between steps need look through it
         yield runner, drafter
 

@@ -102,7 +102,7 @@ class Scheduler:
                 break
             self._waiting.pop(0)
             sequence.give_blocks(allocation)
-            if not sequence.is_prefill and not sequence.preemptions:
+            if not sequence.preemptions:
                 sequence.stage = Stage.HELD
                 self._resting += 1
             else:

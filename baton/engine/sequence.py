@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 
-from baton.core.blockhash import child_hash, root_hash
-from baton.core.types import FinishReason, FirstToken, ModelCard, Module, TokenLogprob, TokenRequest, Usage
+from baton.core.blockhash import child_hash, request_root
+from baton.core.errors import TransferRejected
+from baton.core.types import FinishReason, FirstToken, ModelCard, TokenLogprob, TokenRequest, Usage
 from baton.engine.blocks import Allocation
 from baton.engine.runner import Draw, Part
 
@@ -67,12 +68,7 @@ class Sequence:
         self.prompt_logprobs: list[TokenLogprob | None] = [None]
         self.block_size = card.format.block_size
         self._window = request.attention_window
-        self._root = root_hash(
-            salt=request.salt,
-            weights_hash=card.weights_hash,
-            kv_format=str(card.format),
-            module="" if self._window is None else f"{Module.ATTENTION_WINDOW} {self._window}",
-        )
+        self._root = request_root(request, card)
         self._hashes: list[bytes] = []
         self.prompt_length = len(request.prompt)
         self._first_output = len(self.context)
@@ -230,6 +226,16 @@ class Sequence:
     def lose_draw(self) -> None:
         """The blocks are given up and no token is in flight: the one that was did not come."""
         self.length = len(self.context)
+
+    def import_prefix(self, block_count: int) -> Iterable[tuple[int, bytes]]:
+        """The first ``block_count`` blocks were written and verified: the rest is computed on top of them. Returns what
+        ``advance`` does. TransferRejected unless they hold more than is computed already, and less than the context."""
+        most = len(self.sharable_hashes())
+        if not self.hits < block_count <= most:
+            raise TransferRejected(f"imported blocks: must be between {self.hits + 1} and {most}, got {block_count}")
+        self.hits = block_count
+        self.launched = self.cached_tokens = block_count * self.block_size
+        return self.advance(self.launched)
 
     def import_context(self, first: FirstToken) -> FinishReason | None:
         """All of the context was written to the blocks by another worker, which also drew ``first``."""

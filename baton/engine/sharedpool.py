@@ -7,11 +7,14 @@ descriptor can map it for reading only. Linux 5.1 or newer; elsewhere a pool is 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, pairwise
 
 import xxhash
 
@@ -19,12 +22,15 @@ from baton.core.errors import TransportUnavailable
 from baton.core.types import KvFormat
 
 DIGEST_BYTES = 16
+SHARE_BYTES = 2 << 20  # at least, of a pull that several threads share
 
 _F_ADD_SEALS, _F_GET_SEALS = 1033, 1034  # <linux/fcntl.h>; the names are not in every Python's fcntl
 _SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW, _SEAL_FUTURE_WRITE = 0x1, 0x2, 0x4, 0x10
+_MADV_POPULATE_WRITE = 23  # <linux/mman.h>
 _SEALS = _SEAL_SEAL | _SEAL_SHRINK | _SEAL_GROW | _SEAL_FUTURE_WRITE
 
 Written = Callable[[Sequence[int]], None]
+Copy = Callable[[memoryview, memoryview], None]  # target, source
 
 
 def _ignore(blocks: Sequence[int]) -> None:
@@ -37,23 +43,38 @@ class PoolMemory:
     ``on_pull`` is called with blocks that were filled from another pool.
     """
 
-    def __init__(self, blocks: int, layout: KvFormat) -> None:
-        """Raises OSError where the system has no such memory; MemoryError when it does not fit."""
+    def __init__(self, blocks: int, layout: KvFormat, threads: int = 1) -> None:
+        """``threads`` copy. Raises OSError where the system has no such memory; MemoryError when it does not fit."""
         self.layout = layout
+        self._threads = threads
+        self._copying = ThreadPoolExecutor(threads, "kv-copy")  # none is started before the first large pull
         self.on_pull: Written = _ignore
         self.fd = os.memfd_create("baton-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             size = blocks * layout.block_bytes
             os.ftruncate(self.fd, size)
-            self.view = memoryview(mmap.mmap(self.fd, size))
+            self._map = mmap.mmap(self.fd, size)
+            self.view = memoryview(self._map)
             fcntl.fcntl(self.fd, _F_ADD_SEALS, _SEALS)
         except BaseException:
             os.close(self.fd)
             raise
 
+    def populate(self) -> None:
+        """Have every page now: the first write to one costs several times what it costs to fill it again.
+
+        MemoryError when they are not there. Does nothing before Linux 5.14.
+        """
+        try:
+            self._map.madvise(_MADV_POPULATE_WRITE)
+        except OSError as error:
+            if error.errno == errno.ENOMEM:
+                raise MemoryError(str(error)) from error
+
     def close(self) -> None:
         """The memory itself goes when nothing refers to ``view`` any more."""
         os.close(self.fd)
+        self._copying.shutdown()
 
     def pull(
         self, blocks: Sequence[int], source: memoryview, source_blocks: Sequence[int], first_ordinal: int, filled: int
@@ -63,15 +84,35 @@ class PoolMemory:
         ``first_ordinal`` is the first one's place in its sequence; of the last one ``filled`` slots are copied, and the
         others zeroed. A block is digested while it is still in the cache.
         """
-        size, last = self.layout.block_bytes, len(blocks) - 1
         self.on_pull(blocks)
-        digests: list[bytes] = []
-        for index, (block, origin) in enumerate(zip(blocks, source_blocks, strict=True)):
-            target = self.view[block * size : (block + 1) * size]
-            slots = filled if index == last else self.layout.block_size
-            copy_block(source[origin * size : (origin + 1) * size], target, self.layout, slots)
-            digests.append(block_digest(target, first_ordinal + index, self.layout, slots))
-        return tuple(digests)
+        size, last = self.layout.block_bytes, len(blocks) - 1
+        moves = list(zip(blocks, source_blocks, strict=True))
+
+        def move(share: range, copy: Copy) -> list[bytes]:
+            digests: list[bytes] = []
+            for index in share:
+                block, origin = moves[index]
+                target = self.view[block * size : (block + 1) * size]
+                stored = source[origin * size : (origin + 1) * size]
+                slots = filled if index == last else self.layout.block_size
+                if slots == self.layout.block_size:
+                    copy(target, stored)
+                else:
+                    _copy_slots(target, stored, self.layout, slots)
+                digests.append(block_digest(target, first_ordinal + index, self.layout, slots))
+            return digests
+
+        return tuple(chain.from_iterable(self._shared_out(move, len(moves))))
+
+    def _shared_out(self, move: Callable[[range, Copy], list[bytes]], count: int) -> Iterable[list[bytes]]:
+        """``move`` for all of ``count`` blocks, by several threads if that is worth their while."""
+        shares = min(self._threads, count * self.layout.block_bytes // SHARE_BYTES)
+        if shares < 2:
+            return [move(range(count), _copy)]
+        from baton.engine.threadcopy import copy_bytes  # pulls in numpy, which no front needs
+
+        bounds = [count * share // shares for share in range(shares + 1)]
+        return self._copying.map(lambda ends: move(range(*ends), copy_bytes), pairwise(bounds))
 
 
 class MappedPool:
@@ -171,10 +212,10 @@ class PeerPools:
             self.detach(source)
 
 
-def shared_pool_memory(blocks: int, layout: KvFormat) -> PoolMemory | None:
+def shared_pool_memory(blocks: int, layout: KvFormat, threads: int = 1) -> PoolMemory | None:
     """Memory for a pool that can be shared; None where the system has none."""
     try:
-        return PoolMemory(blocks, layout)
+        return PoolMemory(blocks, layout, threads)
     except (OSError, AttributeError):
         return None
 
@@ -193,11 +234,19 @@ def filled_slots(block: memoryview, layout: KvFormat, filled: int) -> bytes | me
     return b"".join(block[start : start + kept] for start in range(0, len(block), run))
 
 
+def _copy(target: memoryview, source: memoryview) -> None:
+    target[:] = source
+
+
 def copy_block(source: memoryview, target: memoryview, layout: KvFormat, filled: int) -> None:
     """The ``filled`` slots of one block; the others are zeroed."""
     if filled == layout.block_size:
         target[:] = source
-        return
+    else:
+        _copy_slots(target, source, layout, filled)
+
+
+def _copy_slots(target: memoryview, source: memoryview, layout: KvFormat, filled: int) -> None:
     run = layout.block_bytes // (layout.layers * 2 * layout.kv_heads)
     kept = run // layout.block_size * filled
     target[:] = bytes(len(target))

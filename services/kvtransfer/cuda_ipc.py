@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from baton.core.api import EngineApi, PrefillRun, Reservation
+from baton.core.api import EngineApi, PrefillRun, WritableBlocks
 from baton.core.errors import TransferRejected, TransportUnavailable
 from baton.core.types import DevicePool, FilledBlocks, KvChunk, KvHandshake, KvSource, Ticket
 from baton.engine.digest import are_strong
@@ -65,7 +65,7 @@ class CudaIpcIncoming:
         self._block_size = block_size
         self._checksums = checksums
 
-    async def store(self, chunk: KvChunk, reservation: Reservation, tokens: int) -> None:
+    async def store(self, chunk: KvChunk, reservation: WritableBlocks, tokens: int) -> None:
         origin = chunk.source
         if origin is None or chunk.payload or len(origin.blocks) != chunk.block_count:
             raise TransferRejected(f"source: {chunk.block_count} blocks are offered, others are named")

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from baton.core.api import KvLinks, PrefillRun, Reservation
+from baton.core.api import KvLinks, PrefillRun, WritableBlocks
 from baton.core.errors import TransferRejected, TransportUnavailable
 from baton.core.types import FilledBlocks, KvChunk, KvHandshake, KvSource, Ticket
 from baton.engine.digest import are_strong
@@ -105,7 +105,7 @@ class NcclIncoming:
         self._receiving: dict[Ticket, set[asyncio.Task[Digests]]] = {}
         self._left: OrderedDict[int, None] = OrderedDict()  # links, whose late offers must not bring them back
 
-    async def store(self, chunk: KvChunk, reservation: Reservation, tokens: int) -> None:
+    async def store(self, chunk: KvChunk, reservation: WritableBlocks, tokens: int) -> None:
         source = self._join(chunk)
         strong = bytes(chunk.block_count)
         if self._checksums is not ChecksumPolicy.OFF:

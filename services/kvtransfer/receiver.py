@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
-from baton.core.api import Reservation
+from baton.core.api import WritableBlocks
 from baton.core.clock import Clock
 from baton.core.errors import BatonError, TransferRejected, TransportUnavailable
 from baton.core.telemetry import Meter
@@ -22,7 +22,7 @@ NO_TRANSPORT = "none"  # what fails is no offer
 class Delivery:
     """One open ticket and the reservation that its blocks go into."""
 
-    def __init__(self, ticket: Ticket, reservation: Reservation, context_tokens: int) -> None:
+    def __init__(self, ticket: Ticket, reservation: WritableBlocks, context_tokens: int) -> None:
         self.ticket = ticket
         self.reservation = reservation
         self.context_tokens = context_tokens
@@ -78,7 +78,7 @@ class KvReceiver:
 
     @asynccontextmanager
     async def accept(
-        self, request_id: str, attempt: Attempt, reservation: Reservation, *, skip_blocks: int, context_tokens: int
+        self, request_id: str, attempt: Attempt, reservation: WritableBlocks, *, skip_blocks: int, context_tokens: int
     ) -> AsyncIterator[Delivery]:
         """Open a ticket for the blocks of ``context_tokens`` from ordinal ``skip_blocks`` on.
 

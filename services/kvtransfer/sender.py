@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from typing import TypeVar
 
 from baton.core.api import KvReceiverApi, PrefillRun
 from baton.core.clock import Clock
 from baton.core.errors import BatonError, InvalidRequest, PeerUnavailable, TransferRejected, TransportUnavailable
 from baton.core.streams import closing
-from baton.core.telemetry import Meter
+from baton.core.telemetry import SILENT_TRACER, Meter, Tracer
 from baton.core.types import FilledBlocks, KvConfirmation, KvHandshake, Ticket
 from services.kvtransfer.circuit import Circuit
 from services.kvtransfer.config import KvTransferConfig
@@ -22,7 +22,7 @@ from services.kvtransfer.series import SenderSeries
 from services.kvtransfer.transport import Outgoing
 
 MAX_KNOWN_PEERS = 1024
-HANDSHAKE = "none"  # no transport is chosen yet
+NO_TRANSPORT = "none"  # what fails is no offer
 
 Peer = tuple[str, int]  # address, epoch
 T = TypeVar("T")
@@ -41,11 +41,13 @@ class KvSender:
         config: KvTransferConfig,
         meter: Meter,
         clock: Clock,
+        tracer: Tracer = SILENT_TRACER,
     ) -> None:
         self._identity = identity
         self._receivers = receivers
         self._config = config
         self._clock = clock
+        self._tracer = tracer
         self._known: OrderedDict[Peer, KvHandshake] = OrderedDict()
         self._circuit = Circuit(clock, config.peer_rest_seconds)
         self._routes = Routes(transports, rest_seconds=config.transport_rest_seconds, meter=meter, clock=clock)
@@ -63,7 +65,7 @@ class KvSender:
         if known is not None:
             self._known.move_to_end(peer)
             return known
-        answer = await self._answered(ticket, HANDSHAKE, self._receivers(ticket).handshake(self._identity))
+        answer = await self._answered(ticket, NO_TRANSPORT, self._receivers(ticket).handshake(self._identity))
         compare(self._identity, answer)
         if answer.epoch != ticket.receiver_epoch:
             raise TransferRejected(
@@ -75,28 +77,29 @@ class KvSender:
         return answer
 
     async def ship(self, ticket: Ticket, run: PrefillRun, skip_blocks: int) -> int:
-        """Offer and confirm every block of ``run`` from ordinal ``skip_blocks`` on; returns the bytes shipped.
+        """Offer every block of ``run`` from ordinal ``skip_blocks`` on, then confirm them; returns the bytes shipped.
 
-        Returns after the last confirmation. The caller keeps ``run`` open meanwhile, so a block is still pinned
-        whenever this confirms it. On any failure all offers under way are cancelled first.
+        One confirmation is enough for all: the caller keeps ``run`` open until this returns, so every block is still
+        pinned when it is confirmed. On any failure all offers under way are cancelled first.
         """
         receiver = await self.connect(ticket)
-        most = self._most_blocks(await self._routes.choose(receiver))
+        best = await self._routes.choose(receiver)
         slots = asyncio.Semaphore(self._config.offers_in_flight)
-        shipped = 0
+        shipped = confirmable = 0
 
         async def hand_over(blocks: FilledBlocks) -> None:
-            nonlocal shipped
+            nonlocal shipped, confirmable
             try:
                 sent = await self._hand_over(ticket, receiver, run, blocks)
                 shipped += sent
+                confirmable += blocks.block_count
             finally:
                 slots.release()
 
         try:
             async with (
                 asyncio.TaskGroup() as group,
-                aclosing(self._messages(run, skip_blocks, most)) as messages,
+                aclosing(self._messages(run, skip_blocks, best)) as messages,
             ):
                 async for blocks in messages:
                     await slots.acquire()
@@ -106,12 +109,15 @@ class KvSender:
             if isinstance(cause, TransportUnavailable):  # there is no way to what it said it was: ask it anew
                 self._known.pop((ticket.receiver_address, ticket.receiver_epoch), None)
             raise cause from failures
+        if confirmable:
+            confirmation = KvConfirmation(ticket, skip_blocks, confirmable)
+            await self._answered(ticket, NO_TRANSPORT, self._receivers(ticket).confirm(confirmation))
         return shipped
 
     async def _hand_over(self, ticket: Ticket, receiver: KvHandshake, run: PrefillRun, blocks: FilledBlocks) -> int:
-        """Offer and confirm blocks, by the next transport if one turns out not to work, which may take smaller offers.
+        """Offer blocks, by the next transport if one turns out not to work, which may take smaller offers.
 
-        Returns the bytes shipped.
+        Returns their bytes.
         """
         layout = self._identity.format
         tokens = blocks.tokens - blocks.first_block * layout.block_size
@@ -124,34 +130,60 @@ class KvSender:
                 return sum([await self._hand_over(ticket, receiver, run, piece) for piece in pieces])
             began = self._clock.now()
             try:
-                with self._series.in_flight(transport.name, blocks.block_count):
-                    await self._offer(ticket, transport, run, blocks)
+                with self._watched(ticket, transport, blocks, size):
+                    chunk = await transport.chunk(ticket, run, blocks)
+                    # Only now: a channel on which nothing runs may be closed meanwhile.
+                    offer = self._receivers(ticket).offer(chunk)
+                    await self._answered(ticket, transport.name, offer)
             except TransportUnavailable as error:
                 self._routes.fail(receiver, transport, error)
             else:
                 self._series.sent(transport.name, size, self._clock.now() - began)
                 return size
 
-    async def _offer(self, ticket: Ticket, transport: Outgoing, run: PrefillRun, blocks: FilledBlocks) -> None:
-        chunk = await transport.chunk(ticket, run, blocks)
-        # Only now: a channel on which nothing runs may be closed meanwhile.
-        peer = self._receivers(ticket)
-        await self._answered(ticket, transport.name, peer.offer(chunk))
-        confirmation = KvConfirmation(ticket, chunk.first_block, chunk.block_count)
-        await self._answered(ticket, transport.name, peer.confirm(confirmation))
+    @contextmanager
+    def _watched(self, ticket: Ticket, transport: Outgoing, blocks: FilledBlocks, size: int) -> Iterator[None]:
+        """One message's way, in numbers and as a span."""
+        span = self._tracer.span(
+            "kv hand-over",
+            request_id=ticket.request_id,
+            transport=transport.name.value,
+            first_block=blocks.first_block,
+            blocks=blocks.block_count,
+            bytes=size,
+        )
+        with self._series.in_flight(transport.name, blocks.block_count), span:
+            yield
 
-    async def _messages(self, run: PrefillRun, skip_blocks: int, most: int) -> AsyncGenerator[FilledBlocks, None]:
-        """The blocks of each offer: finished ones, without the skipped ones, ``most`` at most."""
-        size = self._identity.format.block_size
+    async def _messages(
+        self, run: PrefillRun, skip_blocks: int, transport: Outgoing
+    ) -> AsyncGenerator[FilledBlocks, None]:
+        """The blocks of each offer: finished ones, without the skipped ones, as many as ``transport`` takes at most.
+
+        Offers of blocks that are there already grow from the size of the transport's first: where fronts digest, the
+        receiver begins early to copy while the next ones are digested, and many bytes take few offers.
+        """
+        most, at_first = self._most_blocks(transport), self._blocks_of(self._config.first_bytes(transport.name))
         async with closing(run.filled()) as filled:
             async for blocks in filled:
-                start, stop = max(blocks.first_block, skip_blocks), blocks.first_block + blocks.block_count
-                if start < stop:
-                    for piece in _pieces(FilledBlocks(start, stop - start, blocks.tokens), most, size):
-                        yield piece
+                count = min(at_first, most)
+                first, stop = max(blocks.first_block, skip_blocks), blocks.first_block + blocks.block_count
+                while first < stop:
+                    whole = FilledBlocks(first, min(count, stop - first), blocks.tokens)
+                    yield self._cut(whole)
+                    first += count
+                    count = min(2 * count, most)
+
+    def _cut(self, blocks: FilledBlocks) -> FilledBlocks:
+        """With no more tokens than its blocks hold."""
+        end = (blocks.first_block + blocks.block_count) * self._identity.format.block_size
+        return FilledBlocks(blocks.first_block, blocks.block_count, min(blocks.tokens, end))
 
     def _most_blocks(self, transport: Outgoing) -> int:
-        return max(1, self._config.most_bytes(transport.name) // self._identity.format.block_bytes)
+        return self._blocks_of(self._config.most_bytes(transport.name))
+
+    def _blocks_of(self, size: int) -> int:
+        return max(1, size // self._identity.format.block_bytes)
 
     async def _answered(self, ticket: Ticket, transport: str, call: Awaitable[T]) -> T:
         """The receiver's answer. A receiver that is gone or silent is PeerUnavailable and left alone for a while."""

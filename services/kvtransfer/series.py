@@ -16,12 +16,12 @@ class SenderSeries:
     def __init__(self, meter: Meter) -> None:
         self._bytes = meter.counter("kv_sent_bytes", "KV bytes acknowledged by receivers", TRANSPORT)
         self._seconds = meter.histogram(
-            "kv_transfer_latency_seconds", "From reading a chunk to its confirmation", TRANSPORT
+            "kv_transfer_latency_seconds", "From reading a chunk to its acknowledgement", TRANSPORT
         )
         self._speed = meter.histogram(
-            "kv_transfer_speed_gb_s", "A chunk's bytes by the seconds to its confirmation", TRANSPORT, SPEEDS_GB_S
+            "kv_transfer_speed_gb_s", "A chunk's bytes by the seconds to its acknowledgement", TRANSPORT, SPEEDS_GB_S
         )
-        self._in_flight = meter.gauge("kv_blocks_in_flight", "Blocks read and not confirmed yet", TRANSPORT)
+        self._in_flight = meter.gauge("kv_blocks_in_flight", "Blocks read and not acknowledged yet", TRANSPORT)
         self._failures = meter.counter("kv_send_failures", "Failed hand-overs", ("transport", "cause"))
         self._blocks: Counter[str] = Counter()
 
@@ -34,7 +34,7 @@ class SenderSeries:
             self._count(transport, -blocks)
 
     def sent(self, transport: str, size: int, seconds: float) -> None:
-        """``size`` bytes were confirmed ``seconds`` after their reading began."""
+        """``size`` bytes were acknowledged ``seconds`` after their reading began."""
         self._bytes.add(size, transport=transport)
         self._seconds.observe(seconds, transport=transport)
         if seconds > 0:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from baton.core.api import EngineApi, PrefillRun, Reservation, SharedPool
+from baton.core.api import EngineApi, PrefillRun, SharedPool, WritableBlocks
 from baton.core.errors import ConfigError, TransferRejected, TransportUnavailable
 from baton.core.types import FilledBlocks, KvChunk, KvFormat, KvHandshake, KvSource, Ticket
 from baton.engine.sharedpool import block_digest
@@ -72,7 +72,7 @@ class ShmIncoming:
         self._block_size = block_size
         self._checksums = checksums
 
-    async def store(self, chunk: KvChunk, reservation: Reservation, tokens: int) -> None:
+    async def store(self, chunk: KvChunk, reservation: WritableBlocks, tokens: int) -> None:
         origin = chunk.source
         if origin is None or chunk.payload or len(origin.blocks) != chunk.block_count:
             raise TransferRejected(f"source: {chunk.block_count} blocks are offered, others are named")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from baton.core.api import PrefillRun, Reservation, SharedPool
+from baton.core.api import PrefillRun, SharedPool, WritableBlocks
 from baton.core.errors import TransferRejected
 from baton.core.types import FilledBlocks, KvChunk, KvFormat, KvHandshake, Ticket
 from services.kvtransfer.checksum import block_checksums, verify
@@ -60,7 +60,7 @@ class TcpIncoming:
         self._checksums = checksums
         self._staging = staging
 
-    async def store(self, chunk: KvChunk, reservation: Reservation, tokens: int) -> None:
+    async def store(self, chunk: KvChunk, reservation: WritableBlocks, tokens: int) -> None:
         layout = self._layout
         self._check(chunk, tokens)
         if self._staging is not None and self._staging.fits(chunk.block_count):
@@ -71,7 +71,7 @@ class TcpIncoming:
             await reservation.write_blocks(chunk.first_block, blocks)
             return
         verify(chunk.payload, chunk.first_block, chunk.checksums, layout.block_bytes, when="as received")
-        stored = await _written_and_read_back(reservation, chunk.first_block, chunk.block_count, blocks)
+        stored = await written_and_read_back(reservation, chunk.first_block, chunk.block_count, blocks)
         packed = pack(stored, layout, filled_slots(chunk.payload, layout, chunk.block_count))
         verify(packed, chunk.first_block, chunk.checksums, layout.block_bytes, when="as stored")
 
@@ -81,7 +81,7 @@ class TcpIncoming:
     def decline(self, chunk: KvChunk) -> None:
         """The bytes are here already."""
 
-    async def _pull(self, staging: Staging, chunk: KvChunk, reservation: Reservation, tokens: int) -> None:
+    async def _pull(self, staging: Staging, chunk: KvChunk, reservation: WritableBlocks, tokens: int) -> None:
         filled = tokens - (chunk.block_count - 1) * self._layout.block_size
         async with staging.laid_out(chunk) as blocks:
             digests = await reservation.pull_blocks(chunk.first_block, staging.source, blocks, filled)
@@ -101,13 +101,13 @@ class TcpIncoming:
             require_checksums(chunk)
 
 
-async def _written_and_read_back(reservation: Reservation, first_block: int, block_count: int, blocks: bytes) -> bytes:
+async def written_and_read_back(held: WritableBlocks, first_block: int, block_count: int, blocks: bytes) -> bytes:
     """Both at once: an engine takes them in order between two of its steps, so the check costs no further step.
 
     Should a read ever overtake its write, the bytes would not verify: it fails closed.
     """
-    write = asyncio.create_task(reservation.write_blocks(first_block, blocks))
-    read = asyncio.create_task(reservation.read_blocks(first_block, block_count))
+    write = asyncio.create_task(held.write_blocks(first_block, blocks))
+    read = asyncio.create_task(held.read_blocks(first_block, block_count))
     try:
         await write
         return await read

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Protocol
 
-from baton.core.api import PrefillRun, Reservation
+from baton.core.api import PrefillRun, WritableBlocks
 from baton.core.errors import TransferRejected, TransportUnavailable
 from baton.core.types import FilledBlocks, KvChunk, KvHandshake, Ticket
 from services.kvtransfer.checksum import compare
@@ -50,7 +50,7 @@ class Incoming(Protocol):
     @property
     def name(self) -> TransportName: ...
 
-    async def store(self, chunk: KvChunk, reservation: Reservation, tokens: int) -> None:
+    async def store(self, chunk: KvChunk, reservation: WritableBlocks, tokens: int) -> None:
         """Fill the reservation's blocks with ``tokens`` tokens of KV, as the chunk says.
 
         TransferRejected when the chunk does not fit that, CorruptTransfer when the bytes do not fit its checksums,

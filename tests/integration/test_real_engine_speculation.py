@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from baton.engine.client import spawn_engine
 from baton.engine.drafter import Drafter, NgramDrafter
 from baton.engine.load import build_runner
 from baton.engine.model_drafter import ModelDrafter
+from baton.engine.process import loaded
 from baton.engine.runner import Runner
 from tests.goldens import DATA
 from tests.real_engines import ALL, VOCABULARY, AheadRunner, alone, prompt, real_config, request, together, varied
@@ -69,7 +71,6 @@ def test_a_model_that_drafts_for_itself_is_nearly_always_right() -> None:
     wanted = request(prompt(40), 41)
     assert together(driver.answer(wanted).chunks).content == alone(name, wanted).content
     assert driver.stats.steps <= 1 + 1 + 40 // 5
-    drafter.close()
 
 
 def test_an_engine_process_loads_the_model_that_drafts() -> None:
@@ -86,6 +87,15 @@ def test_an_engine_process_loads_the_model_that_drafts() -> None:
             assert engine.stats.draft_tokens_accepted > 20
 
     asyncio.run(main())
+
+
+def test_an_engine_that_ends_closes_both_its_models_once() -> None:
+    name = "llama-gqa-tied"
+    config = real_config(name, speculation="model", draft_model=str(DATA / "tiny" / name), draft_kv_cache_mb=8)
+    with loaded(config, lambda message: None) as (runner, drafter):
+        assert runner.card.vocab_size == VOCABULARY
+        assert drafter.expects(1, [1, 2, 3])
+    gc.unfreeze()
 
 
 def test_a_model_that_drafts_with_another_vocabulary_is_refused_when_loading() -> None:

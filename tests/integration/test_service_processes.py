@@ -44,12 +44,18 @@ WORKER_SERIES = (
     "kv_transfer_latency_seconds",
     "kv_receive_failures",
     "kv_send_failures",
+    "tier_fetch_seconds",
+    "tier_fetched_bytes",
+    "tier_fetch_failures",
+    "tier_offloaded_bytes",
+    "tier_offload_dropped",
 )
+TIER_SERIES = ("tier_blocks", "tier_bytes", "tier_pinned_blocks", "tier_hits", "tier_misses", "tier_corrupt")
 SHOWN = {
     "decode-0": WORKER_SERIES,
     "prefill-0": WORKER_SERIES,
     "planner-0": ("plans", "plans_refused", "plan_seconds"),
-    "kvtransfer-0": ("catalogue_blocks", "catalogue_peers"),
+    "kvtransfer-0": ("catalogue_blocks", "catalogue_peers", *TIER_SERIES),
 }
 SHOWN_BY_ALL = ("rpc_requests", "rpc_errors", "rpc_duration_seconds")
 

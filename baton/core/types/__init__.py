@@ -25,6 +25,7 @@ from baton.core.types.fleet import (
     Role,
     WorkerState,
 )
+from baton.core.types.tier import TierBlock, TierChanges, TierStats
 from baton.core.types.tokens import (
     Attempt,
     FinishReason,
@@ -83,6 +84,9 @@ __all__ = [
     "Sampling",
     "StopRules",
     "Ticket",
+    "TierBlock",
+    "TierChanges",
+    "TierStats",
     "TokenChunk",
     "TokenLogprob",
     "TokenRequest",

@@ -16,12 +16,11 @@ from types import TracebackType
 import torch
 
 from baton.engine.cuda.cublaslt import CublasLt, Kind
-from baton.engine.cuda.gemm_choices import Choices, FusedProduct, GemvWay, LtWay, Product, StreamKWay
+from baton.engine.cuda.gemm_choices import Choices, FusedProduct, GemvWay, LtWay, Product
 from baton.engine.cuda.gemm_tuner import Family, GemmTuner
 from baton.engine.cuda.gemv import MAX_ROWS, Epilogue, Gemv, GemvShape, Norm
 from baton.engine.cuda.kernels import Overlap
 from baton.engine.cuda.library import CudaLibrary
-from baton.engine.cuda.stream_k import StreamK
 
 # Rows to measure: the decode batches in steps that change which tile is best, and prefill chunks.
 TUNED_ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 512, 1024, 2048, 4096, 8192)
@@ -37,19 +36,12 @@ Fp8Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | N
 class Gemm:
     """The products' ways by shape. A context manager: closing gives cublasLt's handle and workspace back."""
 
-    def __init__(
-        self,
-        library: CudaLibrary,
-        device: torch.device,
-        overlap: Overlap = Overlap.YES,
-        stream_k: StreamK | None = None,
-    ) -> None:
-        """``tune`` tries ``stream_k`` where it is given. Raises CudaUnavailable when ``device`` is no GPU."""
+    def __init__(self, library: CudaLibrary, device: torch.device, overlap: Overlap = Overlap.YES) -> None:
+        """Raises CudaUnavailable when ``device`` is no GPU."""
         self._device = device
         self._library = library
         self._cublaslt = CublasLt(library, device)
         self._gemv = Gemv(library, device, overlap)
-        self._stream_k = stream_k
         self.choices = Choices(torch.cuda.get_device_name(device), self._cublaslt.version)
         self._linears: dict[tuple[int, int, int, bool], Linear] = {}
         self._fp8_linears: dict[tuple[int, int, int, bool], Fp8Linear] = {}
@@ -78,7 +70,7 @@ class Gemm:
         """
         if cache is not None:
             self.choices.load(cache)
-        tuner = GemmTuner(self._library, self._device, self._cublaslt, self._gemv, self._stream_k)
+        tuner = GemmTuner(self._library, self._device, self._cublaslt, self._gemv)
         before = len(self.choices.products) + len(self.choices.fused)
         wanted = sorted(set(rows))
         for family in families:
@@ -155,24 +147,12 @@ class Gemm:
         if isinstance(way, GemvWay) and way.shape in self._usable(rows, k, Epilogue.STORE):
             gemv, few = self._gemv, way.shape
             return lambda x, weight, out, bias: gemv.run(few, Epilogue.STORE, x, weight, out, bias)
-        stream_k = self._stream_k
-        if isinstance(way, StreamKWay) and stream_k is not None and way.shape in stream_k.shapes(rows, n, k):
-            run_stream_k, tile = stream_k.run, way.shape
-            return lambda x, weight, out, bias: run_stream_k(tile, x, weight, out, bias)
         plan, algorithm = self._choose_algorithm(product, rows)
         run = self._cublaslt.run
         return lambda x, weight, out, bias: run(plan, algorithm, x, weight, out, bias)
 
     def _choose_fp8_linear(self, rows: int, n: int, k: int, bias: bool) -> Fp8Linear:
-        product, stream_k = Product(Kind.E4M3, n, k, bias), self._stream_k
-        way = self.choices.way(product, rows)
-        if (
-            isinstance(way, StreamKWay)
-            and stream_k is not None
-            and way.shape in stream_k.shapes(rows, n, k, Kind.E4M3.dtype)
-        ):
-            return partial(stream_k.run, way.shape)
-        return partial(self._cublaslt.run, *self._choose_algorithm(product, rows))
+        return partial(self._cublaslt.run, *self._choose_algorithm(Product(Kind.E4M3, n, k, bias), rows))
 
     def _choose_algorithm(self, product: Product, rows: int) -> tuple[int, bytes | None]:
         """The plan, and the algorithm measured for about as many rows if it can compute ``rows`` as well."""

@@ -9,7 +9,6 @@ from typing import Any
 
 from baton.engine.cuda.cublaslt import Kind
 from baton.engine.cuda.gemv import Epilogue, GemvShape
-from baton.engine.cuda.stream_k import StreamKShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +47,7 @@ class GemvWay:
     microseconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class StreamKWay:
-    """By the kernels that cut all work evenly, with tiles of this shape."""
-
-    shape: StreamKShape
-    microseconds: float
-
-
-Way = LtWay | GemvWay | StreamKWay
+Way = LtWay | GemvWay
 
 
 @dataclass(slots=True)
@@ -112,9 +103,6 @@ def _product_entry(product: Product, rows: int, way: Way) -> dict[str, Any]:
     entry = {"kind": product.kind.name, "n": product.n, "k": product.k, "bias": product.bias, "rows": rows}
     if isinstance(way, LtWay):
         return entry | {"algorithm": way.algorithm.hex(), "microseconds": round(way.microseconds, 2)}
-    if isinstance(way, StreamKWay):
-        tile = [way.shape.columns, way.shape.cluster]
-        return entry | {"stream_k": tile, "microseconds": round(way.microseconds, 2)}
     return entry | _gemv_entry(way)
 
 
@@ -133,9 +121,6 @@ def _read_product(entry: dict[str, Any]) -> tuple[tuple[Product, int], Way]:
     product = Product(Kind[entry["kind"]], int(entry["n"]), int(entry["k"]), bool(entry["bias"]))
     if "algorithm" in entry:
         way: Way = LtWay(bytes.fromhex(entry["algorithm"]), float(entry["microseconds"]))
-    elif "stream_k" in entry:
-        columns, cluster = map(int, entry["stream_k"])
-        way = StreamKWay(StreamKShape(columns, cluster), float(entry["microseconds"]))
     else:
         way = _read_gemv(entry)
     return (product, int(entry["rows"])), way

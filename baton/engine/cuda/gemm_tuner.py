@@ -11,10 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from baton.engine.cuda.cublaslt import CublasLt, Kind
-from baton.engine.cuda.gemm_choices import FusedProduct, GemvWay, LtWay, Product, StreamKWay, Way
+from baton.engine.cuda.gemm_choices import FusedProduct, GemvWay, LtWay, Product, Way
 from baton.engine.cuda.gemv import MAX_ROWS, Epilogue, Gemv, GemvShape, Norm
 from baton.engine.cuda.library import CudaFailed, CudaLibrary
-from baton.engine.cuda.stream_k import StreamK, StreamKShape
 
 _CANDIDATES = 48  # algorithms of cublasLt to try
 _FINALISTS = 4  # of them measured again, longer
@@ -89,14 +88,10 @@ class GraphTimer:
 class GemmTuner:
     """Finds the fastest correct way for a family and a number of rows."""
 
-    def __init__(
-        self, library: CudaLibrary, device: torch.device, cublaslt: CublasLt, gemv: Gemv, stream_k: StreamK | None
-    ) -> None:
-        """Without ``stream_k`` its kernels are not tried."""
+    def __init__(self, library: CudaLibrary, device: torch.device, cublaslt: CublasLt, gemv: Gemv) -> None:
         self._device = device
         self._cublaslt = cublaslt
         self._gemv = gemv
-        self._stream_k = stream_k
         self._timer = GraphTimer(library, device)
 
     def best(self, family: Family, rows: int) -> Way | None:
@@ -105,8 +100,6 @@ class GemmTuner:
         attempts = self._lt_attempts(family, operands)
         if rows <= MAX_ROWS and family.kind is Kind.BF16:
             attempts += self._gemv_attempts(family, operands, Epilogue.STORE, None)
-        if self._stream_k is not None:
-            attempts += self._stream_k_attempts(family, operands, self._stream_k)
         return self._fastest(family, operands, attempts, _reference(family, operands))
 
     def best_fused(self, family: Family, rows: int) -> GemvWay | None:
@@ -164,19 +157,6 @@ class GemmTuner:
             return launch, lambda microseconds: GemvWay(shape, microseconds)
 
         return [attempt(shape) for shape in self._gemv.shapes(rows, k, epilogue, family.kind.dtype)]
-
-    def _stream_k_attempts(self, family: Family, operands: _Operands, stream_k: StreamK) -> list[Attempt]:
-        product, rows = family.product, operands.x.shape[0]
-
-        def attempt(shape: StreamKShape) -> Attempt:
-            def launch(layer: int) -> None:
-                scale = family.weight_scales[layer] if family.weight_scales else None
-                weight = family.weights[layer]
-                stream_k.run(shape, operands.x, weight, operands.out, family.bias, operands.x_scale, scale)
-
-            return launch, lambda microseconds: StreamKWay(shape, microseconds)
-
-        return [attempt(shape) for shape in stream_k.shapes(rows, product.n, product.k, product.kind.dtype)]
 
     def _fastest(
         self, family: Family, operands: _Operands, attempts: Sequence[Attempt], reference: torch.Tensor | None

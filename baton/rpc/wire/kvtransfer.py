@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from baton.core.types import KvChunk, KvConfirmation, KvHandshake, KvSource
+from baton.core.types import KvChunk, KvConfirmation, KvHandshake, KvSource, TierBlock, TierChanges
 from baton.rpc.wire.guard import encodes, require
 from baton.rpc.wire.types import handshake_from_wire, handshake_to_wire, ticket_from_wire, ticket_to_wire
 from protos.baton.v1 import kvtransfer_pb2 as pb
@@ -107,3 +107,35 @@ def peers_from_wire(message: pb.ListPeersResponse) -> tuple[tuple[KvHandshake, s
     for peer in message.peers:
         require(peer, "handshake", "address")
     return tuple((handshake_from_wire(peer.handshake), peer.address) for peer in message.peers)
+
+
+# --- cache tier -------------------------------------------------------------------------------------------------------
+
+
+def block_to_wire(block: TierBlock) -> pb.TierBlock:
+    return pb.TierBlock(
+        name=block.name, payload=block.payload, checksum=block.checksum, graph_version=block.graph_version
+    )
+
+
+def block_from_wire(message: pb.TierBlock) -> TierBlock:
+    return TierBlock(message.name, message.payload, message.checksum, message.graph_version)
+
+
+@encodes("PutRequest")
+def put_to_wire(blocks: Iterable[TierBlock]) -> pb.PutRequest:
+    return pb.PutRequest(blocks=[block_to_wire(block) for block in blocks])
+
+
+def changes_to_wire(changes: TierChanges) -> pb.ChangesResponse:
+    return pb.ChangesResponse(
+        epoch=changes.epoch,
+        version=changes.version,
+        is_all=changes.is_all,
+        added=changes.added,
+        removed=changes.removed,
+    )
+
+
+def changes_from_wire(message: pb.ChangesResponse) -> TierChanges:
+    return TierChanges(message.epoch, message.version, message.is_all, tuple(message.added), tuple(message.removed))

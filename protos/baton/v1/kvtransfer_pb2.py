@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.baton.v1 import types_pb2 as protos_dot_baton_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n protos/baton/v1/kvtransfer.proto\x12\x08\x62\x61ton.v1\x1a\x1bprotos/baton/v1/types.proto\"8\n\x10HandshakeRequest\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x15.baton.v1.KvHandshake\"9\n\x11HandshakeResponse\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x15.baton.v1.KvHandshake\"\xa2\x01\n\x0cOfferRequest\x12 \n\x06ticket\x18\x01 \x01(\x0b\x32\x10.baton.v1.Ticket\x12\x13\n\x0b\x66irst_block\x18\x02 \x01(\r\x12\x13\n\x0b\x62lock_count\x18\x03 \x01(\r\x12\x0f\n\x07payload\x18\x04 \x01(\x0c\x12\x11\n\tchecksums\x18\x05 \x03(\x0c\x12\"\n\x06source\x18\x06 \x01(\x0b\x32\x12.baton.v1.KvSource\"n\n\x08KvSource\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x0e\n\x06\x62locks\x18\x02 \x03(\r\x12\x11\n\ttransport\x18\x03 \x01(\t\x12\x0c\n\x04link\x18\x04 \x01(\x06\x12\x0e\n\x06number\x18\x05 \x01(\x04\x12\x12\n\ninvitation\x18\x06 \x01(\x0c\"\x0f\n\rOfferResponse\"\\\n\x0e\x43onfirmRequest\x12 \n\x06ticket\x18\x01 \x01(\x0b\x32\x10.baton.v1.Ticket\x12\x13\n\x0b\x66irst_block\x18\x02 \x01(\r\x12\x13\n\x0b\x62lock_count\x18\x03 \x01(\r\"\x11\n\x0f\x43onfirmResponse\"G\n\x0f\x41nnounceRequest\x12#\n\x04peer\x18\x01 \x01(\x0b\x32\x15.baton.v1.KvHandshake\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\x12\n\x10\x41nnounceResponse\"d\n\x0ePublishRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\r\n\x05\x61\x64\x64\x65\x64\x18\x04 \x03(\x0c\x12\x0f\n\x07removed\x18\x05 \x03(\x0c\"#\n\x0fPublishResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\"P\n\x0cResetRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x0c\n\x04held\x18\x04 \x03(\x0c\"\x0f\n\rResetResponse\" \n\x0eHoldersRequest\x12\x0e\n\x06hashes\x18\x01 \x03(\x0c\"\x8d\x01\n\x0fHoldersResponse\x12\x44\n\x0eleading_blocks\x18\x01 \x03(\x0b\x32,.baton.v1.HoldersResponse.LeadingBlocksEntry\x1a\x34\n\x12LeadingBlocksEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"\x12\n\x10ListPeersRequest\"2\n\x11ListPeersResponse\x12\x1d\n\x05peers\x18\x01 \x03(\x0b\x32\x0e.baton.v1.Peer\"A\n\x04Peer\x12(\n\thandshake\x18\x01 \x01(\x0b\x32\x15.baton.v1.KvHandshake\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t2\xd3\x01\n\x11KvReceiverService\x12\x44\n\tHandshake\x12\x1a.baton.v1.HandshakeRequest\x1a\x1b.baton.v1.HandshakeResponse\x12\x38\n\x05Offer\x12\x16.baton.v1.OfferRequest\x1a\x17.baton.v1.OfferResponse\x12>\n\x07\x43onfirm\x12\x18.baton.v1.ConfirmRequest\x1a\x19.baton.v1.ConfirmResponse2\xd5\x02\n\x10\x44irectoryService\x12\x41\n\x08\x41nnounce\x12\x19.baton.v1.AnnounceRequest\x1a\x1a.baton.v1.AnnounceResponse\x12>\n\x07Publish\x12\x18.baton.v1.PublishRequest\x1a\x19.baton.v1.PublishResponse\x12\x38\n\x05Reset\x12\x16.baton.v1.ResetRequest\x1a\x17.baton.v1.ResetResponse\x12>\n\x07Holders\x12\x18.baton.v1.HoldersRequest\x1a\x19.baton.v1.HoldersResponse\x12\x44\n\tListPeers\x12\x1a.baton.v1.ListPeersRequest\x1a\x1b.baton.v1.ListPeersResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n protos/baton/v1/kvtransfer.proto\x12\x08\x62\x61ton.v1\x1a\x1bprotos/baton/v1/types.proto\"8\n\x10HandshakeRequest\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x15.baton.v1.KvHandshake\"9\n\x11HandshakeResponse\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x15.baton.v1.KvHandshake\"\xa2\x01\n\x0cOfferRequest\x12 \n\x06ticket\x18\x01 \x01(\x0b\x32\x10.baton.v1.Ticket\x12\x13\n\x0b\x66irst_block\x18\x02 \x01(\r\x12\x13\n\x0b\x62lock_count\x18\x03 \x01(\r\x12\x0f\n\x07payload\x18\x04 \x01(\x0c\x12\x11\n\tchecksums\x18\x05 \x03(\x0c\x12\"\n\x06source\x18\x06 \x01(\x0b\x32\x12.baton.v1.KvSource\"n\n\x08KvSource\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x0e\n\x06\x62locks\x18\x02 \x03(\r\x12\x11\n\ttransport\x18\x03 \x01(\t\x12\x0c\n\x04link\x18\x04 \x01(\x06\x12\x0e\n\x06number\x18\x05 \x01(\x04\x12\x12\n\ninvitation\x18\x06 \x01(\x0c\"\x0f\n\rOfferResponse\"\\\n\x0e\x43onfirmRequest\x12 \n\x06ticket\x18\x01 \x01(\x0b\x32\x10.baton.v1.Ticket\x12\x13\n\x0b\x66irst_block\x18\x02 \x01(\r\x12\x13\n\x0b\x62lock_count\x18\x03 \x01(\r\"\x11\n\x0f\x43onfirmResponse\"G\n\x0f\x41nnounceRequest\x12#\n\x04peer\x18\x01 \x01(\x0b\x32\x15.baton.v1.KvHandshake\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\x12\n\x10\x41nnounceResponse\"d\n\x0ePublishRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\r\n\x05\x61\x64\x64\x65\x64\x18\x04 \x03(\x0c\x12\x0f\n\x07removed\x18\x05 \x03(\x0c\"#\n\x0fPublishResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\"P\n\x0cResetRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x0c\n\x04held\x18\x04 \x03(\x0c\"\x0f\n\rResetResponse\" \n\x0eHoldersRequest\x12\x0e\n\x06hashes\x18\x01 \x03(\x0c\"\x8d\x01\n\x0fHoldersResponse\x12\x44\n\x0eleading_blocks\x18\x01 \x03(\x0b\x32,.baton.v1.HoldersResponse.LeadingBlocksEntry\x1a\x34\n\x12LeadingBlocksEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"\x12\n\x10ListPeersRequest\"2\n\x11ListPeersResponse\x12\x1d\n\x05peers\x18\x01 \x03(\x0b\x32\x0e.baton.v1.Peer\"A\n\x04Peer\x12(\n\thandshake\x18\x01 \x01(\x0b\x32\x15.baton.v1.KvHandshake\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"S\n\tTierBlock\x12\x0c\n\x04name\x18\x01 \x01(\x0c\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x12\x10\n\x08\x63hecksum\x18\x03 \x01(\x0c\x12\x15\n\rgraph_version\x18\x04 \x01(\t\"0\n\x0e\x43hangesRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x0f\n\x07version\x18\x02 \x01(\x04\"a\n\x0f\x43hangesResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0e\n\x06is_all\x18\x03 \x01(\x08\x12\r\n\x05\x61\x64\x64\x65\x64\x18\x04 \x03(\x0c\x12\x0f\n\x07removed\x18\x05 \x03(\x0c\"\x1f\n\x0eMissingRequest\x12\r\n\x05names\x18\x01 \x03(\x0c\" \n\x0fMissingResponse\x12\r\n\x05names\x18\x01 \x03(\x0c\"1\n\nPutRequest\x12#\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x13.baton.v1.TierBlock\"\r\n\x0bPutResponse\"\x1b\n\nGetRequest\x12\r\n\x05names\x18\x01 \x03(\x0c\"2\n\x0bGetResponse\x12#\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x13.baton.v1.TierBlock\"\x1b\n\nPinRequest\x12\r\n\x05names\x18\x01 \x03(\x0c\"\x1c\n\x0bPinResponse\x12\r\n\x05\x63ount\x18\x01 \x01(\r\"\x1d\n\x0cUnpinRequest\x12\r\n\x05names\x18\x01 \x03(\x0c\"\x0f\n\rUnpinResponse\"*\n\x11InvalidateRequest\x12\x15\n\rgraph_version\x18\x01 \x01(\t\"#\n\x12InvalidateResponse\x12\r\n\x05\x63ount\x18\x01 \x01(\r\"5\n\x0bWarmRequest\x12&\n\x06tokens\x18\x01 \x01(\x0b\x32\x16.baton.v1.TokenRequest\"\x1d\n\x0cWarmResponse\x12\r\n\x05names\x18\x01 \x03(\x0c\x32\xd3\x01\n\x11KvReceiverService\x12\x44\n\tHandshake\x12\x1a.baton.v1.HandshakeRequest\x1a\x1b.baton.v1.HandshakeResponse\x12\x38\n\x05Offer\x12\x16.baton.v1.OfferRequest\x1a\x17.baton.v1.OfferResponse\x12>\n\x07\x43onfirm\x12\x18.baton.v1.ConfirmRequest\x1a\x19.baton.v1.ConfirmResponse2\xd5\x02\n\x10\x44irectoryService\x12\x41\n\x08\x41nnounce\x12\x19.baton.v1.AnnounceRequest\x1a\x1a.baton.v1.AnnounceResponse\x12>\n\x07Publish\x12\x18.baton.v1.PublishRequest\x1a\x19.baton.v1.PublishResponse\x12\x38\n\x05Reset\x12\x16.baton.v1.ResetRequest\x1a\x17.baton.v1.ResetResponse\x12>\n\x07Holders\x12\x18.baton.v1.HoldersRequest\x1a\x19.baton.v1.HoldersResponse\x12\x44\n\tListPeers\x12\x1a.baton.v1.ListPeersRequest\x1a\x1b.baton.v1.ListPeersResponse2\xac\x03\n\x0bTierService\x12>\n\x07\x43hanges\x12\x18.baton.v1.ChangesRequest\x1a\x19.baton.v1.ChangesResponse\x12>\n\x07Missing\x12\x18.baton.v1.MissingRequest\x1a\x19.baton.v1.MissingResponse\x12\x32\n\x03Put\x12\x14.baton.v1.PutRequest\x1a\x15.baton.v1.PutResponse\x12\x32\n\x03Get\x12\x14.baton.v1.GetRequest\x1a\x15.baton.v1.GetResponse\x12\x32\n\x03Pin\x12\x14.baton.v1.PinRequest\x1a\x15.baton.v1.PinResponse\x12\x38\n\x05Unpin\x12\x16.baton.v1.UnpinRequest\x1a\x17.baton.v1.UnpinResponse\x12G\n\nInvalidate\x12\x1b.baton.v1.InvalidateRequest\x1a\x1c.baton.v1.InvalidateResponse2D\n\x0bWarmService\x12\x35\n\x04Warm\x12\x15.baton.v1.WarmRequest\x1a\x16.baton.v1.WarmResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -72,8 +72,46 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTPEERSRESPONSE']._serialized_end=1178
   _globals['_PEER']._serialized_start=1180
   _globals['_PEER']._serialized_end=1245
-  _globals['_KVRECEIVERSERVICE']._serialized_start=1248
-  _globals['_KVRECEIVERSERVICE']._serialized_end=1459
-  _globals['_DIRECTORYSERVICE']._serialized_start=1462
-  _globals['_DIRECTORYSERVICE']._serialized_end=1803
+  _globals['_TIERBLOCK']._serialized_start=1247
+  _globals['_TIERBLOCK']._serialized_end=1330
+  _globals['_CHANGESREQUEST']._serialized_start=1332
+  _globals['_CHANGESREQUEST']._serialized_end=1380
+  _globals['_CHANGESRESPONSE']._serialized_start=1382
+  _globals['_CHANGESRESPONSE']._serialized_end=1479
+  _globals['_MISSINGREQUEST']._serialized_start=1481
+  _globals['_MISSINGREQUEST']._serialized_end=1512
+  _globals['_MISSINGRESPONSE']._serialized_start=1514
+  _globals['_MISSINGRESPONSE']._serialized_end=1546
+  _globals['_PUTREQUEST']._serialized_start=1548
+  _globals['_PUTREQUEST']._serialized_end=1597
+  _globals['_PUTRESPONSE']._serialized_start=1599
+  _globals['_PUTRESPONSE']._serialized_end=1612
+  _globals['_GETREQUEST']._serialized_start=1614
+  _globals['_GETREQUEST']._serialized_end=1641
+  _globals['_GETRESPONSE']._serialized_start=1643
+  _globals['_GETRESPONSE']._serialized_end=1693
+  _globals['_PINREQUEST']._serialized_start=1695
+  _globals['_PINREQUEST']._serialized_end=1722
+  _globals['_PINRESPONSE']._serialized_start=1724
+  _globals['_PINRESPONSE']._serialized_end=1752
+  _globals['_UNPINREQUEST']._serialized_start=1754
+  _globals['_UNPINREQUEST']._serialized_end=1783
+  _globals['_UNPINRESPONSE']._serialized_start=1785
+  _globals['_UNPINRESPONSE']._serialized_end=1800
+  _globals['_INVALIDATEREQUEST']._serialized_start=1802
+  _globals['_INVALIDATEREQUEST']._serialized_end=1844
+  _globals['_INVALIDATERESPONSE']._serialized_start=1846
+  _globals['_INVALIDATERESPONSE']._serialized_end=1881
+  _globals['_WARMREQUEST']._serialized_start=1883
+  _globals['_WARMREQUEST']._serialized_end=1936
+  _globals['_WARMRESPONSE']._serialized_start=1938
+  _globals['_WARMRESPONSE']._serialized_end=1967
+  _globals['_KVRECEIVERSERVICE']._serialized_start=1970
+  _globals['_KVRECEIVERSERVICE']._serialized_end=2181
+  _globals['_DIRECTORYSERVICE']._serialized_start=2184
+  _globals['_DIRECTORYSERVICE']._serialized_end=2525
+  _globals['_TIERSERVICE']._serialized_start=2528
+  _globals['_TIERSERVICE']._serialized_end=2956
+  _globals['_WARMSERVICE']._serialized_start=2958
+  _globals['_WARMSERVICE']._serialized_end=3026
 # @@protoc_insertion_point(module_scope)

@@ -90,6 +90,7 @@ def test_the_result_says_how_it_came_about(tmp_path: Path, capsys: pytest.Captur
     assert baton(["bench", *words, "--output", str(output)]) == 0
     found = json.loads(output.read_text())
     assert found["command"].startswith("baton bench offline --model random:tiny-llama --shapes batch:3x20/4,")
+    assert "--output" not in found["command"]
     assert {"cpu", "cores", "python"} <= set(found["hardware"])
     assert "torch" in found["versions"]
     assert (found["config"]["model"], found["config"]["kv_cache_mb"]) == ("random:tiny-llama", 16)

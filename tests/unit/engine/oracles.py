@@ -39,8 +39,6 @@ class Oracle:
 
     def forget(self, key: int) -> None: ...
 
-    def close(self) -> None: ...
-
 
 class Wrong:
     """Satisfies ``Drafter``: always expects to be right, and is not."""
@@ -54,5 +52,3 @@ class Wrong:
         return [(0,) * query.limit for query in asked]
 
     def forget(self, key: int) -> None: ...
-
-    def close(self) -> None: ...

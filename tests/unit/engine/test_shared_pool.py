@@ -22,6 +22,10 @@ def pool_of(blocks: int, *, first_byte: int = 0) -> PoolMemory:
     return memory
 
 
+def resident_bytes(memory: PoolMemory) -> int:
+    return os.fstat(memory.fd).st_blocks * 512
+
+
 def block(memory: PoolMemory, number: int) -> bytes:
     return bytes(memory.view[number * SIZE : (number + 1) * SIZE])
 
@@ -54,6 +58,35 @@ def test_pulled_blocks_are_those_of_the_source_with_the_digests_of_a_chunk() -> 
     assert digests == block_checksums(b"".join(block(source, number) for number in (7, 1, 4)), 10, 3, SIZE)
     source.close()
     target.close()
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_that_share_a_pull_do_what_one_does(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.engine.sharedpool.SHARE_BYTES", 2 * SIZE)
+    source, target = pool_of(9), PoolMemory(9, LAYOUT, threads)
+    into, out_of = [3, 8, 0, 1, 2, 7, 5], [7, 1, 4, 8, 6, 0, 2]
+    with Peers() as peers:
+        peers.front.send(source.fd)
+        peers.pools.attach(3)
+        digests = peers.pools.pull(target, into, 3, out_of, 10, 3)
+    *whole, last = zip(into, out_of, strict=True)
+    assert all(block(target, number) == block(source, origin) for number, origin in whole)
+    assert pack(block(target, last[0]), LAYOUT, 3) == pack(block(source, last[1]), LAYOUT, 3)
+    packed = pack(b"".join(block(source, number) for number in out_of), LAYOUT, 3)
+    assert digests == block_checksums(packed, 10, 7, SIZE)
+    assert block(target, 4) == block(target, 6) == bytes(SIZE), "no other block was written"
+    source.close()
+    target.close()
+
+
+def test_a_populated_pool_is_resident_and_unchanged() -> None:
+    memory = PoolMemory(400, LAYOUT)
+    memory.view[:SIZE] = b"\5" * SIZE
+    assert resident_bytes(memory) < len(memory.view)
+    memory.populate()
+    assert resident_bytes(memory) >= len(memory.view)
+    assert block(memory, 0) == b"\5" * SIZE and block(memory, 399) == bytes(SIZE)
+    memory.close()
 
 
 @pytest.mark.parametrize("filled", [1, 2, 3])

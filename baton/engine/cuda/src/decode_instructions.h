@@ -3,7 +3,7 @@
 
 #include <cuda_fp16.h>
 
-#include "common.h"
+#include "e4m3.h"
 
 namespace baton::decoding {
 
@@ -87,16 +87,6 @@ template <>
 __device__ __forceinline__ uint32_t pack<__nv_fp8_e4m3>(float low, float high) {
   __half2 pair = __floats2half2_rn(low, high);
   return *reinterpret_cast<uint32_t*>(&pair);
-}
-
-// Four e4m3 values as halves, the lower two bytes in x. Exact, in two instructions.
-__device__ __forceinline__ uint2 widen(uint32_t word) {
-  uint2 halves;
-  asm("{.reg .b16 low, high; mov.b32 {low, high}, %2;"
-      " cvt.rn.f16x2.e4m3x2 %0, low; cvt.rn.f16x2.e4m3x2 %1, high;}"
-      : "=r"(halves.x), "=r"(halves.y)
-      : "r"(word));
-  return halves;
 }
 
 __device__ __forceinline__ uint32_t interleave(uint32_t bytes) { return __byte_perm(bytes, 0, 0x3120); }

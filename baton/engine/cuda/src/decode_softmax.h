@@ -63,7 +63,7 @@ struct Accumulator {
       for (int step = 0; step < DIM / 16; step += 2) {
         uint32_t k[4];
         load_matrices(k, keys + L::offset(token, step + (matrix >> 1)));
-        const uint2 halves[4] = {widen(k[0]), widen(k[1]), widen(k[2]), widen(k[3])};
+        const uint2 halves[4] = {e4m3_to_f16(k[0]), e4m3_to_f16(k[1]), e4m3_to_f16(k[2]), e4m3_to_f16(k[3])};
         multiply<Kv>(scores[0], q[step][0], q[step][1], halves[0].x, halves[0].y);
         multiply<Kv>(scores[1], q[step][0], q[step][1], halves[1].x, halves[1].y);
         multiply<Kv>(odd[0], q[step + 1][0], q[step + 1][1], halves[2].x, halves[2].y);
@@ -132,7 +132,7 @@ struct Accumulator {
       } else {  // a transposed pair of bytes is two columns: tile 2c has the even ones, tile 2c + 1 the odd ones
 #pragma unroll
         for (int chunk = 0; chunk < 2; ++chunk) {
-          const uint2 upper = widen(interleave(v[2 * chunk])), lower = widen(interleave(v[2 * chunk + 1]));
+          const uint2 upper = e4m3_to_f16(interleave(v[2 * chunk])), lower = e4m3_to_f16(interleave(v[2 * chunk + 1]));
           multiply<Kv>(sums[2 * (step + chunk)], low, high, upper.x, lower.x);
           multiply<Kv>(sums[2 * (step + chunk) + 1], low, high, upper.y, lower.y);
         }

@@ -1,7 +1,7 @@
 // What the products of few rows are made of: loads, conversions and one tensor-core instruction.
 #pragma once
 
-#include "common.h"
+#include "e4m3.h"
 
 namespace baton {
 
@@ -55,16 +55,6 @@ __device__ __forceinline__ void mma_f16(float (&c)[4], unsigned a0, unsigned a1,
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-// Four e4m3 values as halves, the lower two bytes in x. Exact, in two instructions.
-__device__ __forceinline__ uint2 e4m3_to_f16(unsigned word) {
-  uint2 halves;
-  asm("{.reg .b16 low, high; mov.b32 {low, high}, %2;"
-      " cvt.rn.f16x2.e4m3x2 %0, low; cvt.rn.f16x2.e4m3x2 %1, high;}"
-      : "=r"(halves.x), "=r"(halves.y)
-      : "r"(word));
-  return halves;
 }
 
 // Two bf16 values as halves: exact from 2^-14 to 65,504, the largest half, which stands in for what is larger.

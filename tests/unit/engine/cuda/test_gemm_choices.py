@@ -9,20 +9,19 @@ from pathlib import Path
 import pytest
 
 from baton.engine.cuda.cublaslt import Kind
-from baton.engine.cuda.gemm_choices import Choices, FusedProduct, GemvWay, LtWay, Product, StreamKWay
+from baton.engine.cuda.gemm_choices import Choices, FusedProduct, GemvWay, LtWay, Product
 from baton.engine.cuda.gemv import Epilogue, GemvShape
-from baton.engine.cuda.stream_k import StreamKShape
 
 PRODUCT = Product(Kind.BF16, 6144, 4096, False)
 FUSED = FusedProduct(Kind.E4M3, 6144, 4096, Epilogue.ADD)
 GEMV = GemvWay(GemvShape(8, 1, 8, 2), 12.5)
 LT = LtWay(bytes(range(64)), 14.25)
-STREAM_K = StreamKWay(StreamKShape(64, 2), 13.0)
+WITH_BIAS = LtWay(bytes(64), 13.0)
 
 
 def some_choices() -> Choices:
     choices = Choices("NVIDIA H200", 130_000)
-    choices.products = {(PRODUCT, 1): GEMV, (PRODUCT, 64): LT, (replace(PRODUCT, bias=True), 64): STREAM_K}
+    choices.products = {(PRODUCT, 1): GEMV, (PRODUCT, 64): LT, (replace(PRODUCT, bias=True), 64): WITH_BIAS}
     choices.fused = {(FUSED, 1): GEMV}
     return choices
 

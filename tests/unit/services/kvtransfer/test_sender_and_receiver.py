@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -12,7 +12,7 @@ import pytest
 from baton.core.api import KvReceiverApi
 from baton.core.clock import ManualClock
 from baton.core.errors import BatonError, CorruptTransfer, PeerUnavailable, TransferRejected
-from baton.core.telemetry import SilentMeter
+from baton.core.telemetry import SilentMeter, SilentTracer
 from baton.core.types import (
     Attempt,
     FilledBlocks,
@@ -29,6 +29,7 @@ from services.kvtransfer.config import KvTransferConfig
 from services.kvtransfer.receiver import Delivery, KvReceiver
 from services.kvtransfer.sender import KvSender
 from services.kvtransfer.tcp import TcpIncoming, TcpOutgoing
+from services.kvtransfer.transport import TransportName
 
 FORMAT = KvFormat("fake", 4, 1, 1, 8)
 SIZE = FORMAT.block_bytes
@@ -201,13 +202,23 @@ def test_skipped_blocks_are_not_sent(skip: int) -> None:
     asyncio.run(run())
 
 
-def test_each_offer_is_confirmed_after_its_acknowledgement() -> None:
+@pytest.mark.parametrize("skip", [0, 3])
+def test_all_offers_are_confirmed_at_once_after_the_last_acknowledgement(skip: int) -> None:
     async def run() -> None:
         pair = Pair()
-        await pair.ship(Run((0, 8)), Held(), range(8))
-        for first in (0, 2, 4, 6):
-            steps = [name for name, at, _ in pair.wire.calls if at == first]
-            assert steps == ["offer", "acknowledged", "confirm"]
+        await pair.ship(Run((0, 5), (5, 3)), Held(), range(skip, 8))
+        *before, last = pair.wire.calls
+        assert last == ("confirm", skip, 8 - skip)
+        assert {name for name, _, _ in before} == {"offer", "acknowledged"}
+
+    asyncio.run(run())
+
+
+def test_nothing_is_confirmed_where_nothing_is_missing() -> None:
+    async def run() -> None:
+        pair = Pair()
+        await pair.ship(Run((0, 4)), Held(), range(4, 4))
+        assert pair.wire.calls == []
 
     asyncio.run(run())
 
@@ -256,6 +267,36 @@ def test_lost_receiver_is_left_alone_for_a_while_and_greeted_anew() -> None:
         pair.clock.advance(KvTransferConfig().peer_rest_seconds)
         await pair.ship(Run((0, 1)), Held(), range(1))
         assert pair.wire.handshakes == 2
+
+    asyncio.run(run())
+
+
+def test_offers_in_mapped_memory_grow_and_each_is_a_span_of_its_own() -> None:
+    class Mapped(TcpOutgoing):
+        name = TransportName.SHM
+
+    class Spans(SilentTracer):
+        def __init__(self) -> None:
+            self.attributes: list[Mapping[str, object]] = []
+
+        def span(self, name: str, *, parent: str = "", **attributes: object) -> AbstractContextManager[None]:
+            self.attributes.append(attributes)
+            return nullcontext()
+
+    async def run() -> None:
+        spans, held = Spans(), Held()
+        config = KvTransferConfig(max_message_bytes=2 * SIZE, max_mapped_bytes=8 * SIZE)
+        pair = Pair(config)
+        way = Mapped(FORMAT, config.checksum_policy)
+        pair.receiver._identity = replace(RECEIVER, transports=("shm",))
+        pair.sender = KvSender(
+            SENDER, lambda _: pair.wire, [way], config=config, meter=SilentMeter(), clock=pair.clock, tracer=spans
+        )
+        await pair.ship(Run((0, 20)), held, range(20))
+        assert [call[1:] for call in pair.wire.calls if call[0] == "offer"] == [(0, 2), (2, 4), (6, 8), (14, 6)]
+        assert held.stored == {ordinal: block(ordinal) for ordinal in range(20)}
+        assert [span["blocks"] for span in spans.attributes] == [2, 4, 8, 6]
+        assert all(span["transport"] == "shm" and span["request_id"] == "r" for span in spans.attributes)
 
     asyncio.run(run())
 
