@@ -54,6 +54,8 @@ class TorchRunner:
         self._results.append(_read(logits, parts, wanted))
 
     def collect(self) -> StepResult:
+        if self.copies is not None:  # they do not wait for steps, and not every step's results did
+            torch.cuda.current_stream(self._pool.device).synchronize()
         return self._results.popleft()
 
     def forget(self, key: int) -> None:
