@@ -62,6 +62,7 @@ class DeviceAccess:
         self._leaving: list[PoolMapping] = []  # detached, and still copied from
         self._running: list[_Running] = []
         self._links: dict[int, PairLink] = {}
+        self._dead: dict[int, TransportUnavailable] = {}  # links that have failed, until they are left
         self._active_at = 0.0
 
     @property
@@ -116,10 +117,13 @@ class DeviceAccess:
             yield Answered(running.op, running.copy.digests())
         if done and self._leaving:
             self._close_left()
-        for link in list(self._links.values()):
+        for number, link in list(self._links.items()):
             for event in link.look():
                 self._active_at = self._clock.now()
                 yield event
+            if link.failure is not None:  # what it holds on the device is free again
+                del self._links[number]
+                self._dead[number] = link.failure
 
     def close(self) -> None:
         """Nothing stays joined or mapped."""
@@ -157,10 +161,11 @@ class DeviceAccess:
             case Invite(op):
                 yield Answered(op, communicators.invite())
             case Join(link, rank, invitation, seconds):
-                if link not in self._links:
+                if link not in self._links and link not in self._dead:
                     communicator = communicators.join(invitation, rank)
                     self._links[link] = PairLink(communicator, rank, seconds, self._clock)
             case Leave(link):
+                self._dead.pop(link, None)
                 left = self._links.pop(link, None)
                 if left is not None:
                     yield from left.fail(TransportUnavailable("link: it was left"))
@@ -183,7 +188,7 @@ class DeviceAccess:
     def _exchange(self, command: Send | Receive) -> None:
         link = self._links.get(command.link)
         if link is None:
-            raise TransportUnavailable(f"link {command.link} is not joined")
+            raise self._dead.get(command.link) or TransportUnavailable(f"link {command.link} is not joined")
         span = self._span(command.first_block, command.filled, command.strong)
         find = self._held if isinstance(command, Send) else self._waiting
         size = span.count * self._layout.block_bytes

@@ -67,13 +67,14 @@ class PairLink:
         self._failure: TransportUnavailable | None = None
 
     @property
+    def failure(self) -> TransportUnavailable | None:
+        """Why it is dead; its communicator is of no more use then."""
+        return self._failure
+
+    @property
     def is_busy(self) -> bool:
         """Looking at it again may bring something."""
         return self._failure is None and (bool(self._messages) or not self._is_joined)
-
-    @property
-    def slot_bytes(self) -> int:
-        return self._communicator.slot_bytes
 
     def add(self, key: int, op: int, number: int, size: int, span: Span, blocks: Callable[[], Sequence[int]]) -> None:
         """Queue a message. Raises TransportUnavailable when the link is dead, or the message cannot be on it."""

@@ -238,3 +238,5 @@ def test_the_other_engine_s_end_breaks_the_link(engines: tuple[Engine, Engine]) 
     assert isinstance(event.error, TransportUnavailable)
     [event] = receiver.tell(Receive(KEY, 4, 77, 2, 0, 4, b"\0"))
     assert isinstance(event, Refused)
+    assert not receiver.access._links, "nothing of it is held on the device"
+    assert not receiver.access.is_busy
