@@ -57,7 +57,7 @@ async def serve(role: Role, section: Section[WorkerConfig], arguments: Arguments
         engine = await process.unless_stopped(loading)
         process.registration.describe(engine.card, lambda: engine.stats)
         kvtransfer = settings.fill(KVTRANSFER)
-        transports = stack.enter_context(ways(engine, process.id, process.epoch, kvtransfer))
+        transports = stack.enter_context(ways(engine, process.id, process.epoch, kvtransfer, process.clock))
         parts = _parts(process, engine, transports, kvtransfer)
         await process.unless_stopped(warm_up(parts))
         await stack.enter_async_context(background(_report(process, engine), "engine series"))
