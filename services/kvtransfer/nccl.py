@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baton.core.api import KvLinks, PrefillRun, WritableBlocks
+from baton.core.clock import Clock
 from baton.core.errors import TransferRejected, TransportUnavailable
 from baton.core.types import FilledBlocks, KvChunk, KvHandshake, KvSource, Ticket
 from baton.engine.digest import are_strong
@@ -26,6 +27,7 @@ from services.kvtransfer.transport import TransportName, require_checksums, requ
 
 MAX_LINKS = 16  # of one worker each way: a link holds GPU memory
 MAX_LEFT = 1024
+IDLE_SECONDS = 300.0  # then a sender leaves a link; a receiver waits twice as long, so that it is never the first
 
 Digests = tuple[bytes, ...]
 
@@ -34,6 +36,7 @@ Digests = tuple[bytes, ...]
 class _Link:
     number: int
     invitation: bytes = field(repr=False)
+    used_at: float
     messages: int = 0
 
 
@@ -43,7 +46,13 @@ class NcclOutgoing:
     name = TransportName.NCCL
 
     def __init__(
-        self, epoch: int, block_size: int, links: KvLinks, config: KvTransferConfig, new_number: Callable[[], int]
+        self,
+        epoch: int,
+        block_size: int,
+        links: KvLinks,
+        config: KvTransferConfig,
+        new_number: Callable[[], int],
+        clock: Clock,
     ) -> None:
         """``epoch``: of this worker's life; ``new_number``: random 64 bits."""
         self._epoch = epoch
@@ -51,6 +60,7 @@ class NcclOutgoing:
         self._engine = links
         self._seconds = config.link_seconds
         self._new_number = new_number
+        self._clock = clock
         self._links: OrderedDict[int, _Link] = OrderedDict()  # by the receiver's epoch
         self._opening = asyncio.Lock()
 
@@ -59,10 +69,13 @@ class NcclOutgoing:
 
     async def open(self, receiver: KvHandshake) -> None:
         async with self._opening:
+            now = self._clock.now()
+            self._leave_idle(now)
             if receiver.epoch in self._links:
+                self._links[receiver.epoch].used_at = now
                 self._links.move_to_end(receiver.epoch)
                 return
-            link = _Link(self._new_number(), await self._engine.invite())
+            link = _Link(self._new_number(), await self._engine.invite(), now)
             self._engine.join(link.number, SENDER, link.invitation, self._seconds)
             self._links[receiver.epoch] = link
             while len(self._links) > MAX_LINKS:
@@ -90,18 +103,25 @@ class NcclOutgoing:
         while self._links:
             self._engine.leave(self._links.popitem()[1].number)
 
+    def _leave_idle(self, now: float) -> None:
+        """The least recently used ones come first."""
+        while self._links and now - next(iter(self._links.values())).used_at > IDLE_SECONDS:
+            self._engine.leave(self._links.popitem(last=False)[1].number)
+
 
 class NcclIncoming:
     """Satisfies ``Incoming``. Joins a sender's link when its first message is offered."""
 
     name = TransportName.NCCL
 
-    def __init__(self, block_size: int, links: KvLinks, config: KvTransferConfig) -> None:
+    def __init__(self, block_size: int, links: KvLinks, config: KvTransferConfig, clock: Clock) -> None:
         self._block_size = block_size
         self._engine = links
         self._seconds = config.link_seconds
         self._checksums = config.checksum_policy
+        self._clock = clock
         self._joined: OrderedDict[int, int] = OrderedDict()  # by the sender's epoch, its newest link
+        self._used_at: dict[int, float] = {}  # by the sender's epoch
         self._receiving: dict[Ticket, set[asyncio.Task[Digests]]] = {}
         self._left: OrderedDict[int, None] = OrderedDict()  # links, whose late offers must not bring them back
 
@@ -154,18 +174,23 @@ class NcclIncoming:
             raise TransferRejected("source: a message of a link is required")
         if source.link in self._left:
             raise TransportUnavailable("nccl: the link was left before")
+        now = self._used_at[source.epoch] = self._clock.now()
         if self._joined.get(source.epoch) != source.link:
             if source.epoch in self._joined:
                 self._leave(source.epoch)
+                self._used_at[source.epoch] = now
             self._engine.join(source.link, RECEIVER, source.invitation, self._seconds)
             self._joined[source.epoch] = source.link
             while len(self._joined) > MAX_LINKS:
                 self._leave(next(iter(self._joined)))
         self._joined.move_to_end(source.epoch)
+        while now - self._used_at[next(iter(self._joined))] > 2 * IDLE_SECONDS:
+            self._leave(next(iter(self._joined)))
         return source
 
     def _leave(self, epoch: int) -> None:
         link = self._joined.pop(epoch)
+        del self._used_at[epoch]
         self._engine.leave(link)
         self._left[link] = None
         while len(self._left) > MAX_LEFT:

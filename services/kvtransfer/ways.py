@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 from baton.core.api import EngineApi
+from baton.core.clock import Clock, SystemClock
 from baton.core.errors import ConfigError
 from baton.core.types import KvHandshake, LocalDoor
 from services.kvtransfer.config import KvTransferConfig
@@ -37,7 +38,9 @@ class Ways:
 
 
 @contextmanager
-def ways(engine: EngineApi, worker_id: str, epoch: int, config: KvTransferConfig) -> Iterator[Ways]:
+def ways(
+    engine: EngineApi, worker_id: str, epoch: int, config: KvTransferConfig, clock: Clock | None = None
+) -> Iterator[Ways]:
     """ConfigError when the configuration names transports of which this worker has none."""
     layout, checksums = engine.card.format, config.checksum_policy
     with ExitStack() as stack:
@@ -53,8 +56,9 @@ def ways(engine: EngineApi, worker_id: str, epoch: int, config: KvTransferConfig
                 incoming.append(mapped.incoming)
                 doors.append(mapped.door.invitation)
         if engine.links is not None and TransportName.NCCL in config.transports:
-            sends = NcclOutgoing(epoch, layout.block_size, engine.links, config, lambda: secrets.randbits(64))
-            takes = NcclIncoming(layout.block_size, engine.links, config)
+            time = clock or SystemClock()
+            sends = NcclOutgoing(epoch, layout.block_size, engine.links, config, lambda: secrets.randbits(64), time)
+            takes = NcclIncoming(layout.block_size, engine.links, config, time)
             stack.callback(sends.close)
             stack.callback(takes.close)
             outgoing.append(sends)

@@ -60,7 +60,7 @@ async def serve(role: Role, section: Section[WorkerConfig], arguments: Arguments
         engine = await process.unless_stopped(loading)
         process.registration.describe(engine.card, lambda: engine.stats)
         kvtransfer = settings.fill(KVTRANSFER)
-        transports = stack.enter_context(ways(engine, process.id, process.epoch, kvtransfer))
+        transports = stack.enter_context(ways(engine, process.id, process.epoch, kvtransfer, process.clock))
         tier = _tier(process, kvtransfer)
         parts = _parts(process, engine, transports, kvtransfer, tier)
         await process.unless_stopped(warm_up(parts))
