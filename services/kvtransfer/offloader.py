@@ -10,7 +10,6 @@ steps that it has launched, and all of it takes processors from it.
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NoReturn, Protocol
@@ -24,8 +23,6 @@ from services.kvtransfer.checksum import named_checksum
 from services.kvtransfer.config import KvTransferConfig
 from services.kvtransfer.economy import FetchEconomy
 from services.kvtransfer.tier_peer import Tiers
-
-log = logging.getLogger(__name__)
 
 READ_BYTES = 2 << 20  # of one read from the engine, which computes nothing meanwhile: well below a millisecond
 LOOK_SECONDS = 0.5  # an engine that has made no step between two looks is idle
