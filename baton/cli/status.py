@@ -60,6 +60,8 @@ def _entry(process: LaunchedProcess, found: ProcessRecord | None, state: WorkerS
         entry["model"] = found.card.model
         entry["tokens_per_second"] = round(found.tokens_per_second, 1)
         entry |= _load(found.stats)
+    if found is not None and found.tier is not None:
+        entry["tier"] = dataclasses.asdict(found.tier)
     return entry
 
 
@@ -125,11 +127,20 @@ def resident_mb(pid: int) -> float:
     return sum(sizes) * 1024 / 1e6
 
 
+def _tier(entry: dict[str, object]) -> str:
+    """The cache tier in a few words; nothing for other processes."""
+    stats = cast(dict[str, int], entry.get("tier") or {})
+    if not stats:
+        return ""
+    memory, disk = (round(stats[f"{level}_bytes"] / 1e6) for level in ("memory", "disk"))
+    return f"tier {memory}+{disk} MB, {stats['hits']} hits, {stats['misses']} misses"
+
+
 def as_table(processes: Sequence[dict[str, object]]) -> str:
     rows: list[list[str]] = []
     for entry in processes:
         blocks = cast(dict[str, int], entry.get("blocks") or {})
-        load = "/".join(str(blocks[kind]) for kind in ("held", "cached", "free")) if blocks else ""
+        load = "/".join(str(blocks[kind]) for kind in ("held", "cached", "free")) if blocks else _tier(entry)
         running = f"{entry['running']}+{entry['queued']}" if "running" in entry else ""
         shown = [str(entry[name]) for name in ("id", "state", "pid", "address", "http_address", "resident_mb")]
         rows.append([*shown, running, load])

@@ -94,6 +94,12 @@ class TransferRejected(BatonError):
     reason = "TRANSFER_REJECTED"
 
 
+class TransportUnavailable(TransferRejected):
+    """This way of moving KV does not work between these two workers, or not any more; another one may."""
+
+    reason = "TRANSPORT_UNAVAILABLE"
+
+
 class CorruptTransfer(BatonError):
     """KV bytes do not match their checksum, or do not stand for the tokens they claim."""
 

@@ -42,6 +42,11 @@ class Step(NamedTuple):
         if count > 1:
             self.chunked.append(sequence)
 
+    def name_blocks(self) -> None:
+        """Compute the names of blocks that the step fills; for a moment when the host has nothing better to do."""
+        for sequence in self.chunked:
+            sequence.name_blocks()
+
 
 def _rank(sequence: Sequence) -> tuple[int, int]:
     return sequence.rank
@@ -106,7 +111,7 @@ class Scheduler:
             self._waiting.pop(0)
             sequence.give_blocks(allocation)
             self._pool.keep(sequence.kept_hits)
-            if not sequence.is_prefill and not sequence.preemptions:
+            if not sequence.preemptions:
                 sequence.stage = Stage.HELD
                 self._resting += 1
             else:

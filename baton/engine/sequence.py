@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
 
-from baton.core.blockhash import child_hash, root_hash
+from baton.core.blockhash import child_hash, request_root
+from baton.core.errors import TransferRejected
 from baton.core.types import (
     CacheClass,
     FinishReason,
     FirstToken,
     ModelCard,
-    Module,
     TokenLogprob,
     TokenRequest,
     Usage,
@@ -76,12 +76,7 @@ class Sequence:
         self.prompt_logprobs: list[TokenLogprob | None] = [None]
         self.block_size = card.format.block_size
         self._window = request.attention_window
-        self._root = root_hash(
-            salt=request.salt,
-            weights_hash=card.weights_hash,
-            kv_format=str(card.format),
-            module="" if self._window is None else f"{Module.ATTENTION_WINDOW} {self._window}",
-        )
+        self._root = request_root(request, card)
         self._hashes: list[bytes] = []
         self.prompt_length = len(request.prompt)
         self.max_chunk = request.max_chunk_tokens or card.context_length  # tokens of it in one step
@@ -263,6 +258,16 @@ class Sequence:
     def lose_draw(self) -> None:
         """The blocks are given up and no token is in flight: the one that was did not come."""
         self.length = len(self.context)
+
+    def import_prefix(self, block_count: int) -> Iterable[tuple[int, bytes, CacheClass]]:
+        """The first ``block_count`` blocks were written and verified: the rest is computed on top of them. Returns what
+        ``advance`` does. TransferRejected unless they hold more than is computed already, and less than the context."""
+        most = sum(1 for _ in self.sharable_hashes())
+        if not self.hits < block_count <= most:
+            raise TransferRejected(f"imported blocks: must be between {self.hits + 1} and {most}, got {block_count}")
+        self.hits = block_count
+        self.launched = self.cached_tokens = block_count * self.block_size
+        return self.advance(self.launched)
 
     def import_context(self, first: FirstToken) -> FinishReason | None:
         """All of the context was written to the blocks by another worker, which also drew ``first``."""

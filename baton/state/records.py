@@ -6,7 +6,7 @@ import dataclasses
 import json
 from typing import Any, cast
 
-from baton.core.types import EngineStats, KvFormat, ModelCard, ProcessRecord, Role, WorkerState
+from baton.core.types import EngineStats, KvFormat, ModelCard, ProcessRecord, Role, TierStats, WorkerState
 
 
 def encode_record(record: ProcessRecord) -> bytes:
@@ -22,6 +22,7 @@ def decode_record(data: bytes) -> ProcessRecord:
         known["state"] = WorkerState(fields["state"])
         known["card"] = _card(fields["card"]) if fields.get("card") else None
         known["stats"] = EngineStats(**_known(EngineStats, fields.get("stats") or {}))
+        known["tier"] = TierStats(**_known(TierStats, fields["tier"])) if fields.get("tier") else None
         return ProcessRecord(**known)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a process record: {error}") from error

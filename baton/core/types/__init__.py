@@ -26,6 +26,7 @@ from baton.core.types.fleet import (
     Role,
     WorkerState,
 )
+from baton.core.types.tier import TierBlock, TierChanges, TierStats
 from baton.core.types.tokens import (
     Attempt,
     CacheClass,
@@ -42,11 +43,14 @@ from baton.core.types.tokens import (
     Usage,
 )
 from baton.core.types.transfer import (
+    DevicePool,
     FilledBlocks,
     KvChunk,
     KvConfirmation,
     KvFormat,
     KvHandshake,
+    KvSource,
+    LocalDoor,
     Ticket,
 )
 
@@ -57,6 +61,7 @@ __all__ = [
     "Candidate",
     "ChatMessage",
     "DecodeRequest",
+    "DevicePool",
     "EngineStats",
     "FilledBlocks",
     "FinishReason",
@@ -67,6 +72,8 @@ __all__ = [
     "KvConfirmation",
     "KvFormat",
     "KvHandshake",
+    "KvSource",
+    "LocalDoor",
     "ModelCard",
     "ModelInfo",
     "Module",
@@ -83,6 +90,9 @@ __all__ = [
     "Sampling",
     "StopRules",
     "Ticket",
+    "TierBlock",
+    "TierChanges",
+    "TierStats",
     "TokenChunk",
     "TokenLogprob",
     "TokenRequest",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from baton.core.types.tier import TierStats
 from baton.core.types.tokens import CachePolicy
 from baton.core.types.transfer import KvFormat
 
@@ -77,7 +78,8 @@ class WorkerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProcessRecord:
-    """One registered process. Addresses are ``host:port``; ``card`` and ``stats`` only for workers.
+    """One registered process. Addresses are ``host:port``; ``card`` and ``stats`` only for workers, ``tier`` only for
+    the cache tier.
 
     ``beats`` counts how often the record was written: two records of one process with other beats are two looks at it.
     """
@@ -93,6 +95,7 @@ class ProcessRecord:
     stats: EngineStats = EngineStats()
     tokens_per_second: float = 0.0
     beats: int = 0
+    tier: TierStats | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from baton.core.types import (
     FirstToken,
     KvFormat,
     KvHandshake,
+    LocalDoor,
     Placement,
     PrefillMode,
     Sampling,
@@ -324,6 +325,9 @@ def handshake_to_wire(hello: KvHandshake) -> pb.KvHandshake:
         format=kv_format_to_wire(hello.format),
         protocol_version=hello.protocol_version,
         features=hello.features,
+        transports=hello.transports,
+        host=hello.host,
+        door=None if hello.door is None else pb.LocalDoor(address=hello.door.address, token=hello.door.token),
     )
 
 
@@ -337,4 +341,7 @@ def handshake_from_wire(message: pb.KvHandshake) -> KvHandshake:
         format=kv_format_from_wire(message.format),
         protocol_version=message.protocol_version,
         features=tuple(message.features),
+        transports=tuple(message.transports),
+        host=message.host,
+        door=LocalDoor(message.door.address, message.door.token) if message.HasField("door") else None,
     )

@@ -229,7 +229,7 @@ class KvFormat(_message.Message):
     def __init__(self, dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., layout: _Optional[str] = ...) -> None: ...
 
 class KvHandshake(_message.Message):
-    __slots__ = ("worker_id", "epoch", "model", "weights_hash", "format", "protocol_version", "features")
+    __slots__ = ("worker_id", "epoch", "model", "weights_hash", "format", "protocol_version", "features", "transports", "host", "door")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -237,6 +237,9 @@ class KvHandshake(_message.Message):
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    DOOR_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     epoch: int
     model: str
@@ -244,7 +247,18 @@ class KvHandshake(_message.Message):
     format: KvFormat
     protocol_version: int
     features: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., weights_hash: _Optional[str] = ..., format: _Optional[_Union[KvFormat, _Mapping]] = ..., protocol_version: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ...) -> None: ...
+    transports: _containers.RepeatedScalarFieldContainer[str]
+    host: str
+    door: LocalDoor
+    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., weights_hash: _Optional[str] = ..., format: _Optional[_Union[KvFormat, _Mapping]] = ..., protocol_version: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., transports: _Optional[_Iterable[str]] = ..., host: _Optional[str] = ..., door: _Optional[_Union[LocalDoor, _Mapping]] = ...) -> None: ...
+
+class LocalDoor(_message.Message):
+    __slots__ = ("address", "token")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    token: bytes
+    def __init__(self, address: _Optional[str] = ..., token: _Optional[bytes] = ...) -> None: ...
 
 class ErrorDetail(_message.Message):
     __slots__ = ("reason", "message", "field", "retry_after_seconds")
