@@ -135,12 +135,15 @@ class KvSender:
     @contextmanager
     def _watched(self, ticket: Ticket, transport: Outgoing, blocks: FilledBlocks, size: int) -> Iterator[None]:
         """One message's way, in numbers and as a span."""
-        about = {"request_id": ticket.request_id, "transport": transport.name.value}
-        counts = {"first_block": blocks.first_block, "blocks": blocks.block_count, "bytes": size}
-        with (
-            self._series.in_flight(transport.name, blocks.block_count),
-            self._tracer.span("kv hand-over", **about, **counts),
-        ):
+        span = self._tracer.span(
+            "kv hand-over",
+            request_id=ticket.request_id,
+            transport=transport.name.value,
+            first_block=blocks.first_block,
+            blocks=blocks.block_count,
+            bytes=size,
+        )
+        with self._series.in_flight(transport.name, blocks.block_count), span:
             yield
 
     async def _messages(self, run: PrefillRun, skip_blocks: int, most_bytes: int) -> AsyncGenerator[FilledBlocks, None]:
