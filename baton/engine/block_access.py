@@ -3,11 +3,26 @@ a hand-over or from the cache tier."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Blocks
 
 from baton.core.errors import BatonError, TransferRejected
 from baton.engine.blocks import BlockPool
-from baton.engine.messages import BlocksRead, Import, Pull, Pulled, Read, Refused, Write, Written
+from baton.engine.messages import (
+    Attach,
+    BlockCommand,
+    BlocksRead,
+    Detach,
+    Event,
+    Import,
+    Pull,
+    Pulled,
+    Read,
+    ReadCached,
+    Refused,
+    Write,
+    Written,
+)
 from baton.engine.runner import Runner
 from baton.engine.sequence import Sequence, Stage
 from baton.engine.sharedpool import PeerPools
@@ -16,16 +31,29 @@ from baton.engine.sharedpool import PeerPools
 class BlockAccess:
     """Answers one command at a time, between two steps. Never raises for a request's sake."""
 
-    def __init__(self, runner: Runner, pool: BlockPool, peers: PeerPools) -> None:
+    def __init__(self, runner: Runner, pool: BlockPool, peers: PeerPools, live: Mapping[int, Sequence]) -> None:
+        """``live``: the sequences that have not ended, by key; another keeps it up to date."""
         self._runner = runner
         self._pool = pool
         self._peers = peers
+        self._live = live
         self._block_bytes = runner.card.format.block_bytes
 
-    def answer(
+    def answer(self, command: BlockCommand) -> tuple[Event, ...]:
+        match command:
+            case Attach(source):
+                self._peers.attach(source)
+            case Detach(source):
+                self._peers.detach(source)
+            case ReadCached(op, names):
+                return (BlocksRead(op, self._runner.read_blocks(self._pool.leading(names))),)
+            case Write() | Read() | Pull() | Import():
+                return (self._answered(command, self._live.get(command.key)),)
+        return ()
+
+    def _answered(
         self, command: Write | Read | Pull | Import, sequence: Sequence | None
     ) -> Written | BlocksRead | Pulled | Refused:
-        """``sequence``: whose blocks are meant; None when it has ended."""
         try:
             match command:
                 case Write():
@@ -38,10 +66,6 @@ class BlockAccess:
                     return self._import(command, sequence)
         except BatonError as error:
             return Refused(command.op, error)
-
-    def cached(self, op: int, names: Blocks[bytes]) -> BlocksRead:
-        """The bytes of the leading ``names`` in the prefix cache, which need not be anybody's."""
-        return BlocksRead(op, self._runner.read_blocks(self._pool.leading(names)))
 
     def _write(self, command: Write, sequence: Sequence | None) -> Written:
         count, rest = divmod(len(command.payload), self._block_bytes)
@@ -67,8 +91,8 @@ class BlockAccess:
 
     def _import(self, command: Import, sequence: Sequence | None) -> Written:
         """The first blocks are valid from now on, and in the prefix cache."""
-        for block, name in _held(sequence).import_prefix(command.block_count):
-            self._pool.publish(block, name)
+        for block, name, cache_class in _held(sequence).import_prefix(command.block_count):
+            self._pool.publish(block, name, cache_class)
         return Written(command.op)
 
 

@@ -25,10 +25,8 @@ from baton.engine.drafter import Drafter
 from baton.engine.limits import EngineLimits
 from baton.engine.messages import (
     Admitted,
-    Attach,
     Command,
     Decode,
-    Detach,
     Drawn,
     Event,
     Failed,
@@ -36,14 +34,10 @@ from baton.engine.messages import (
     First,
     Import,
     Prefill,
-    Pull,
-    Read,
-    ReadCached,
     Release,
     Reserve,
     StepReport,
     Streamed,
-    Write,
 )
 from baton.engine.runner import DrawnToken, Part, PartDetail, Runner
 from baton.engine.scheduler import Scheduler, Step
@@ -70,15 +64,14 @@ class EngineCore:
     ) -> None:
         """``peers``: where the pools come from that blocks are pulled out of."""
         self._runner = runner
-        self._peers = peers
         self._card = runner.card
         self._clock = clock
         self._limits = EngineLimits(runner.card, runner.total_blocks)
-        self._pool = BlockPool(runner.total_blocks)
-        self._access = BlockAccess(runner, self._pool, peers)
+        self._pool = BlockPool(runner.total_blocks, int(config.cache_keep_share * runner.total_blocks))
         self._speculator = Speculator(drafter, config)
         self._scheduler = Scheduler(self._pool, config, clock, self._speculator)
         self._live: dict[int, Sequence] = {}
+        self._access = BlockAccess(runner, self._pool, peers, self._live)
         self._flights: deque[Flight] = deque()
         self._drawn_keys: list[int] = []
         self._drawn_tokens: list[int] = []
@@ -96,6 +89,11 @@ class EngineCore:
         return bool(self._events or self._flights) or self._scheduler.has_work
 
     @property
+    def in_flight(self) -> bool:
+        """A step has been launched whose results have not been collected."""
+        return bool(self._flights)
+
+    @property
     def has_news(self) -> bool:
         """The next report would tell a request something."""
         return bool(self._events or self._drawn_keys)
@@ -108,6 +106,7 @@ class EngineCore:
             free_blocks=self._pool.free,
             held_blocks=self._pool.held,
             cached_blocks=self._pool.cached,
+            kept_blocks=self._pool.kept,
             waiting=self._scheduler.waiting,
             running=self._scheduler.running,
             steps=self._steps,
@@ -183,20 +182,14 @@ class EngineCore:
                 self._submit(key, Work.PREFILL, request, compute_up_to)
             case Decode(key, first):
                 self._start(key, first)
-            case Write() | Read() | Pull():
-                self._events.append(self._access.answer(command, self._live.get(command.key)))
-            case Import(key):
-                self._import(command, self._live.get(key))
-            case ReadCached(op, names):
-                self._events.append(self._access.cached(op, names))
-            case Attach(source):
-                self._peers.attach(source)
-            case Detach(source):
-                self._peers.detach(source)
             case Release(key):
                 sequence = self._live.pop(key, None)
                 if sequence is not None:
                     self._drop(sequence)
+            case Import(key):
+                self._import(command, self._live.get(key))
+            case _:
+                self._events += self._access.answer(command)
 
     def _submit(self, key: int, work: Work, request: TokenRequest, compute_up_to: int) -> None:
         try:
@@ -230,7 +223,7 @@ class EngineCore:
 
     def _import(self, command: Import, sequence: Sequence | None) -> None:
         before = 0 if sequence is None else sequence.usage().cached_tokens
-        self._events.append(self._access.answer(command, sequence))
+        self._events += self._access.answer(command)
         if sequence is not None:
             self._prompt_cached += sequence.usage().cached_tokens - before
             if sequence.is_prefill:
@@ -260,6 +253,8 @@ class EngineCore:
         self._pool.launch(self._steps)
         self._runner.launch(step.parts)
         self._flights.append(Flight(self._steps, step))
+        for sequence in step.chunked:
+            sequence.name_blocks()
         return True
 
     def _collect(self) -> None:
@@ -306,8 +301,8 @@ class EngineCore:
             self._on_drawn(sequence, token_id, detail)
 
     def _advance(self, sequence: Sequence, end: int) -> None:
-        for block, name in sequence.advance(end):
-            self._pool.publish(block, name)
+        for block, name, cache_class in sequence.advance(end):
+            self._pool.publish(block, name, cache_class)
 
     def _announce(self, sequence: Sequence) -> None:
         """Report the blocks of a prefill that have become final; the last one may be partly filled."""

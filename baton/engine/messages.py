@@ -121,7 +121,8 @@ class Release:
     key: int
 
 
-Command = Reserve | Prefill | Decode | Write | Read | Attach | Detach | Pull | Import | ReadCached | Release
+BlockCommand = Write | Read | Pull | Import | ReadCached | Attach | Detach
+Command = Reserve | Prefill | Decode | BlockCommand | Release
 
 # --- engine to front --------------------------------------------------------------------------------------------------
 

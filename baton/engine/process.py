@@ -28,6 +28,11 @@ from baton.engine.model_drafter import ModelDrafter
 from baton.engine.runner import Runner
 from baton.engine.sharedpool import Descriptors, PeerPools, shared_pool_memory
 
+# How long commands are taken in before the next step, be there more of them or not: a thousand requests that come at
+# once take a third of a second. A device that has nothing to compute should not wait for the last of them.
+INTAKE_SECONDS = 0.05
+IDLE_INTAKE_SECONDS = 0.004
+
 
 def serve(
     runner: Runner,
@@ -47,12 +52,13 @@ def serve(
         wait = 0.0 if core.has_work else core.idle_seconds()
         was_told = is_readable = channel.is_readable(wait)
         awake = clock.now()
+        last_intake = awake + (INTAKE_SECONDS if core.in_flight else IDLE_INTAKE_SECONDS)
         while is_readable:
             command = channel.receive()
             core.handle(command)
             if isinstance(command, Pull):  # many bytes: whoever offers more waits for the answer
                 channel.send(core.report())
-            is_readable = channel.is_readable(0.0)
+            is_readable = clock.now() < last_intake and channel.is_readable(0.0)
         core.admit()
         if was_told or core.has_news:
             channel.send(core.report())

@@ -20,6 +20,7 @@ from baton.core.types.fleet import (
     ModelCard,
     Module,
     Plan,
+    PlanLimits,
     PlanQuery,
     ProcessRecord,
     Role,
@@ -28,6 +29,8 @@ from baton.core.types.fleet import (
 from baton.core.types.tier import TierBlock, TierChanges, TierStats
 from baton.core.types.tokens import (
     Attempt,
+    CacheClass,
+    CachePolicy,
     FinishReason,
     FirstToken,
     Placement,
@@ -52,6 +55,8 @@ from baton.core.types.transfer import (
 
 __all__ = [
     "Attempt",
+    "CacheClass",
+    "CachePolicy",
     "Candidate",
     "ChatMessage",
     "DecodeRequest",
@@ -72,6 +77,7 @@ __all__ = [
     "Module",
     "Placement",
     "Plan",
+    "PlanLimits",
     "PlanQuery",
     "PrefillMode",
     "PrefillRequest",
