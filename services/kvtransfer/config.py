@@ -24,7 +24,9 @@ class KvTransferConfig(ProcessConfig):
 
     SECTION: ClassVar[str] = "kvtransfer"
 
-    transports: tuple[str, ...] = ("cuda-ipc", "nccl", "shm", "tcp")  # that may be used, where both workers have them
+    # That may be used, where both workers have them. "cuda-ipc" and "nccl" have been shown on stand-ins of GPUs only, so
+    # whoever wants them names them.
+    transports: tuple[str, ...] = ("shm", "tcp")
     transport_rest_seconds: float = 30.0  # how long one that failed towards a peer is left alone
     checksums: str = "full"  # full | off
     max_message_bytes: int = 8 * 1024 * 1024  # of one offer; at least one block is always sent

@@ -20,11 +20,12 @@ from services.kvtransfer.config import KvTransferConfig
 from services.kvtransfer.cuda_ipc import CudaIpc, cuda_ipc
 from services.kvtransfer.door import GREETING, greeting, host_name
 from services.kvtransfer.handshake import identity
+from services.kvtransfer.transport import TransportName
 from services.kvtransfer.ways import ways
 from tests.gates import GENEROUS_SECONDS
 
 CONFIG = EngineConfig(kv_blocks=32, block_size=4, fake_pool="device")
-SETTINGS = KvTransferConfig()
+SETTINGS = KvTransferConfig(transports=tuple(TransportName))
 TICKET = Ticket("r", TokenRequest("r", ()).attempt, "d:1", 2)
 PROMPT = TokenRequest("r", tuple(range(3, 25)), stop=StopRules(max_tokens=4, ignore_eos=True))
 WHOLE = FilledBlocks(0, 6, 22)
