@@ -50,7 +50,6 @@ from tests.gates import GENEROUS_SECONDS, OfferGate, StepGate
 from tests.networks import DirectNetwork, Network, StackWorker, WireNetwork
 
 ALWAYS_REMOTE = PlannerConfig(local_prefill_max_tokens=0)
-TWO_BLOCKS = 2 * 16 * 16
 TWO_BLOCKS = 2 * 16 * 16  # bytes
 SMALL_MESSAGES = KvTransferConfig(
     max_message_bytes=TWO_BLOCKS,
