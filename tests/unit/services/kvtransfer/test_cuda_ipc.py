@@ -17,9 +17,10 @@ from baton.engine.config import EngineConfig
 from baton.engine.digest import are_strong
 from baton.engine.process import fake_runner
 from services.kvtransfer.config import KvTransferConfig
-from services.kvtransfer.cuda_ipc import CudaIpc, cuda_ipc
+from services.kvtransfer.cuda_ipc import cuda_ipc
 from services.kvtransfer.door import GREETING, greeting, host_name
 from services.kvtransfer.handshake import identity
+from services.kvtransfer.mapped import MappedTransport
 from services.kvtransfer.transport import TransportName
 from services.kvtransfer.ways import ways
 from tests.gates import GENEROUS_SECONDS
@@ -32,7 +33,7 @@ WHOLE = FilledBlocks(0, 6, 22)
 
 
 class Worker:
-    def __init__(self, engine: EngineClient, ipc: CudaIpc, epoch: int) -> None:
+    def __init__(self, engine: EngineClient, ipc: MappedTransport, epoch: int) -> None:
         self.engine = engine
         self.ipc = ipc
         self.hello = identity(f"w{epoch}", epoch, engine.card, transports=("cuda-ipc",), host=host_name())
@@ -102,7 +103,7 @@ def test_wrong_blocks_and_wrong_checksums_are_corrupt() -> None:
                 replace(chunk, source=replace(chunk.source, blocks=(b, a, *rest))),
                 replace(chunk, checksums=(chunk.checksums[0], flipped, *chunk.checksums[2:])),
             ):
-                with pytest.raises(CorruptTransfer, match="as copied"):
+                with pytest.raises(CorruptTransfer, match="as stored"):
                     await receiver.ipc.incoming.store(bad, reservation, tokens=22)
             for bad in (
                 replace(chunk, source=replace(chunk.source, blocks=(a, b))),
