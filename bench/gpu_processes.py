@@ -48,7 +48,7 @@ class GpuProcess:
 
 @contextmanager
 def gpu_process(gpu: int, make: Callable[[], Deeds]) -> Iterator[GpuProcess]:
-    """``make`` runs in the process, which sees of our GPUs only ``gpu``, as its first; what it returns can be asked for."""
+    """``make`` runs in the process, which sees only ``gpu``, as its first; what it returns can be asked for."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, gpu, make), daemon=True)
