@@ -14,7 +14,7 @@ from baton.core.types import FilledBlocks, KvChunk
 from baton.engine.digest import are_strong
 from services.kvtransfer.callers import DoorCalls
 from services.kvtransfer.config import ChecksumPolicy, KvTransferConfig
-from services.kvtransfer.critical import critical_blocks, filled_slots_of
+from services.kvtransfer.critical import critical_blocks
 from services.kvtransfer.door import host_name, open_door
 from services.kvtransfer.mapped import MappedIncoming, MappedOutgoing, MappedTransport
 from services.kvtransfer.transport import TransportName
@@ -32,7 +32,7 @@ def cuda_ipc(engine: EngineApi, epoch: int, config: KvTransferConfig) -> Iterato
     async def digest(run: PrefillRun, blocks: FilledBlocks) -> tuple[bytes, ...]:
         if not verified:
             return ()
-        return await run.digest_blocks(blocks.first_block, filled_slots_of(blocks, size), critical_blocks(blocks, size))
+        return await run.digest_blocks(blocks.first_block, blocks.filled_slots(size), critical_blocks(blocks, size))
 
     def strong(chunk: KvChunk) -> bytes:
         return are_strong(chunk.checksums) if verified else bytes(chunk.block_count)

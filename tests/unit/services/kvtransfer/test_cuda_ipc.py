@@ -22,7 +22,7 @@ from services.kvtransfer.door import GREETING, greeting, host_name
 from services.kvtransfer.handshake import identity
 from services.kvtransfer.mapped import MappedTransport
 from services.kvtransfer.transport import TransportName
-from services.kvtransfer.ways import ways
+from services.kvtransfer.transports import open_transports
 from tests.gates import GENEROUS_SECONDS
 
 CONFIG = EngineConfig(kv_blocks=32, block_size=4, fake_pool="device")
@@ -181,16 +181,16 @@ def test_a_greeting_that_is_not_whole_is_sent_away() -> None:
 def test_a_worker_s_transports_are_those_that_its_pool_has() -> None:
     async def main() -> None:
         async with threaded_engine(fake_runner(CONFIG), CONFIG) as engine:
-            with ways(engine, "w", 1, SETTINGS) as found:
+            with open_transports(engine, "w", 1, SETTINGS) as found:
                 assert found.hello.transports == ("cuda-ipc", "nccl", "tcp")
                 assert found.answer.door is not None
                 assert [each.name for each in found.incoming] == ["tcp", "cuda-ipc", "nccl"]
             only_shm = replace(SETTINGS, transports=("shm",))
-            with pytest.raises(ConfigError, match=r"kvtransfer\.transports"), ways(engine, "w", 1, only_shm):
+            with pytest.raises(ConfigError, match=r"kvtransfer\.transports"), open_transports(engine, "w", 1, only_shm):
                 pass
         on_host = replace(CONFIG, fake_pool="shared")
         async with threaded_engine(fake_runner(on_host), on_host) as engine:
-            with ways(engine, "w", 1, SETTINGS) as found:
+            with open_transports(engine, "w", 1, SETTINGS) as found:
                 assert found.hello.transports == ("shm", "tcp")
 
     asyncio.run(main())
