@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence as Blocks
-from typing import NamedTuple
 
 from baton.core.clock import Clock
 from baton.core.errors import BatonError, Expired, InvalidRequest, TransferRejected
@@ -40,20 +39,13 @@ from baton.engine.messages import (
     Streamed,
 )
 from baton.engine.runner import DrawnToken, Part, PartDetail, Runner
-from baton.engine.scheduler import Scheduler, Step
+from baton.engine.scheduler import Flight, Scheduler
 from baton.engine.sequence import Sequence, Stage, Work
 from baton.engine.sharedpool import PeerPools
 from baton.engine.speculation import Speculator
 
 NO_DETAIL = PartDetail()
 NO_PEERS = PeerPools(None)
-
-
-class Flight(NamedTuple):
-    """A launched step whose results have not been collected."""
-
-    number: int
-    step: Step
 
 
 class EngineCore:
@@ -109,6 +101,9 @@ class EngineCore:
             kept_blocks=self._pool.kept,
             waiting=self._scheduler.waiting,
             running=self._scheduler.running,
+            backlog_tokens=self._scheduler.backlog_tokens,
+            prompt_tokens_per_second=self._scheduler.prompt_tokens_per_second,
+            decode_step_seconds=self._scheduler.decode_step_seconds,
             steps=self._steps,
             prompt_tokens_computed=self._prompt_computed,
             prompt_tokens_cached=self._prompt_cached,
@@ -266,6 +261,7 @@ class EngineCore:
         result = self._runner.collect()
         number, step = self._flights.popleft()
         self._pool.finish(number)
+        self._scheduler.landed()
         details, ended, waiting = result.details, Stage.ENDED, Stage.WAITING
         rows = zip(step.sequences, step.parts, result.token_ids, strict=True)
         for index, (sequence, part, token_id) in enumerate(rows):

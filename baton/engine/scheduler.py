@@ -5,6 +5,8 @@ the queue is never overtaken by a later one that happens to fit, so nobody starv
 sequence of the lowest priority gives up its blocks, goes back to where its rank puts it in the queue (the front of its
 priority) and is recomputed later; its tokens stay, so none is drawn or delivered twice.
 
+Beside decode rows a step takes only as much of prompts as keeps it within ``engine.tpot_target_ms`` (``StepPace``).
+
 While a step is in flight the blocks given up are not free before it has finished. Whoever needed them misses a step,
 and until its next one nobody is admitted into what it waits for.
 """
@@ -19,12 +21,20 @@ from baton.core.clock import Clock
 from baton.core.errors import Overloaded
 from baton.engine.blocks import BlockPool
 from baton.engine.config import EngineConfig
+from baton.engine.pacing import StepPace
 from baton.engine.runner import Part
 from baton.engine.sequence import Sequence, Stage
 from baton.engine.speculation import Speculator
 
 DEPARTURES = 16  # recent ends of requests from which the time to the next free place is estimated
 RETRY_SECONDS = (0.1, 10.0)  # bounds of what a refused caller is told to wait
+DECODING = 2  # tokens at most that a sequence which decodes has to compute, the one in flight included
+
+
+class _Launch(NamedTuple):
+    at: float
+    rows: int
+    chunk_tokens: int
 
 
 class Step(NamedTuple):
@@ -48,6 +58,13 @@ class Step(NamedTuple):
             sequence.name_blocks()
 
 
+class Flight(NamedTuple):
+    """A launched step whose results have not been collected."""
+
+    number: int
+    step: Step
+
+
 def _rank(sequence: Sequence) -> tuple[int, int]:
     return sequence.rank
 
@@ -68,6 +85,11 @@ class Scheduler:
         self._arrivals = 0
         self._departures: deque[float] = deque(maxlen=DEPARTURES)
         self._owed = 0  # blocks that those who missed the last step wait for
+        self._pace = StepPace(config.tpot_target_ms / 1000, config.max_step_tokens)
+        self._launches: deque[_Launch] = deque()  # steps in flight
+        self._landed_at = 0.0
+        self._rows = 0  # of answers in the step planned last
+        self._computing: list[Sequence] = []  # with a prompt to compute, as of the last step
         self.preemptions = 0
 
     @property
@@ -83,6 +105,20 @@ class Scheduler:
     def has_work(self) -> bool:
         """A step would compute or admit something."""
         return bool(self._running) or self._admissible() is not None
+
+    @property
+    def backlog_tokens(self) -> int:
+        """Of prompts that run and are not computed; those in flight count."""
+        return sum(s.length - s.computed for s in self._computing if s.stage is Stage.RUNNING)
+
+    @property
+    def prompt_tokens_per_second(self) -> float:
+        """See ``StepPace``; beside the rows of the last step."""
+        return self._pace.prompt_tokens_per_second(self._rows)
+
+    @property
+    def decode_step_seconds(self) -> float:
+        return self._pace.row_seconds
 
     # --- the life of a sequence ---------------------------------------------------------------------------------------
 
@@ -156,39 +192,55 @@ class Scheduler:
     def plan(self) -> Step:
         """The next step: a row for everyone who decodes, then prefill chunks into what is left, then drafts.
 
-        At most ``max_step_tokens`` tokens in all, which count as launched from now on. A victim of preemption stands
+        At most ``max_step_tokens`` tokens in all, which count as launched from now on; ``landed`` follows for each step
+        that has any. A victim of preemption stands
         behind the one that needs its blocks, or is it, so whoever has a part already keeps it.
         """
         step = Step([], [], [], [])
         unfinished: list[Sequence] = []
-        self._owed = 0
+        self._owed = self._rows = 0
+        self._computing.clear()
         for sequence in tuple(self._running):
             pending = sequence.length - sequence.launched
+            if sequence.length - sequence.computed > DECODING:
+                self._computing.append(sequence)
             if pending == 1:
                 if sequence.launched < sequence.capacity or self._make_room(sequence, step.preempted):
                     step.add(sequence, 1)
+                    self._rows += not sequence.is_prefill
             elif pending:
                 unfinished.append(sequence)
         budget = self._config.max_step_tokens - len(step.parts)
-        budget = self._add_chunks(step, unfinished, budget)
+        chunks = self._add_chunks(step, unfinished, min(budget, self._pace.chunk_tokens(self._rows)))
+        if step.parts:
+            self._launches.append(_Launch(self._clock.now(), self._rows, chunks))
+        budget -= chunks
         for index, part in self._speculator.draft(step.sequences, step.parts, budget, self._room_for_drafts):
             step.parts[index] = part
         return step
+
+    def landed(self) -> None:
+        """The oldest planned step has been computed. It took the time since it was launched, or since the one before it
+        landed."""
+        launch, now = self._launches.popleft(), self._clock.now()
+        self._pace.learn(launch.rows, launch.chunk_tokens, now - max(launch.at, self._landed_at))
+        self._landed_at = now
 
     def waits(self) -> bool:
         """Whether the next step is worth planning only when the tokens in flight are known."""
         return self._speculator.waits(self._running)
 
     def _add_chunks(self, step: Step, unfinished: list[Sequence], budget: int) -> int:
-        """Returns what is left of ``budget`` tokens."""
+        """Returns how many of ``budget`` tokens they take."""
+        left = budget
         for sequence in unfinished:
-            if not budget:
+            if not left:
                 break
             if sequence.stage is Stage.RUNNING:
-                chunk = min(sequence.length - sequence.launched, budget, sequence.max_chunk)
+                chunk = min(sequence.length - sequence.launched, left, sequence.max_chunk)
                 step.add(sequence, chunk)
-                budget -= chunk
-        return budget
+                left -= chunk
+        return budget - left
 
     def _room_for_drafts(self, sequence: Sequence, count: int) -> int:
         """For how many of ``count`` drafts there is room. A block that another one may soon need is not taken."""
@@ -227,6 +279,7 @@ class Scheduler:
     def _run(self, sequence: Sequence) -> None:
         sequence.stage = Stage.RUNNING
         insort(self._running, sequence, key=_rank)
+        self._computing.append(sequence)
 
     def _admissible(self) -> Sequence | None:
         """The head of the queue if it may be admitted now."""
