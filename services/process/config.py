@@ -63,9 +63,11 @@ class ProcessConfig:
 @dataclass(frozen=True, slots=True)
 class WorkerConfig(ProcessConfig):
     """Of prefill and decode workers. ``engine_stall_seconds``: an engine that has work and ends no step for so long
-    hangs, and its worker ends; above the longest step (a chunk of a prompt on a slow machine)."""
+    hangs, and its worker ends; above the longest step (a chunk of a prompt on a slow machine). ``gpus``: where
+    `baton up` places workers of this role, in turn, by CUDA's index or UUID; empty: all GPUs of the stack in turn."""
 
     engine_stall_seconds: float = 30.0
+    gpus: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         ProcessConfig.__post_init__(self)
