@@ -26,7 +26,7 @@ class PlannerConfig(ProcessConfig):
     # worker is computed by its decode worker if that is sooner, and prefill workers give short answers while all decode
     # workers have too much to do: requests that wait, or steps above a limit.
     balance: bool = True
-    prefill_wait_ms: float = 100.0
+    prefill_wait_ms: float = 200.0
     short_answer_tokens: int = 64  # 0: prefill workers give none
     tpot_limit_ms: float = 0.0  # 0: none
     speculation: bool = True  # false: no request has drafts, whatever the engines are set to
