@@ -34,7 +34,7 @@ POOL_BLOCKS = 50_000  # 100 GiB
 # Seconds. A step's products: reading the weights, and computing with them, once that takes longer; its attention: the
 # KV that it reads, and pairs of tokens inside prompts; what a step with prompts takes at least, kernel by kernel.
 WEIGHTS, PER_ROW, PER_COMPUTED_ROW = 3.9e-3, 1.07e-5, 2.09e-5
-PER_KV_TOKEN, PER_PAIR, LEAST_WHOLE = 3.54e-8, 9.8e-10, 6.5e-3
+PER_KV_TOKEN, PER_PAIR, LEAST_WHOLE = 3.54e-8, 1.25e-9, 6.5e-3
 TO_DECODE, TO_PREFILL, HAND_OVER, TO_CLIENT = 2.5e-3, 1.5e-3, 3e-3, 1e-3
 
 

@@ -50,6 +50,7 @@ def test_every_field_of_request_and_answer_arrives(way: str) -> None:
         ),
         prefill=(Candidate("prefill-0", "127.0.0.1:9", 2**64 - 1),),
         local_prefill_max_tokens=128,
+        prefill_wait=0.0,
     )
     chunks = [
         TokenChunk(
