@@ -82,8 +82,8 @@ class Requests:
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """``pause``: a client's, in seconds, mean. ``replays``: how many finished answers are compared alone. ``gpu``: the one
-    whose memory is watched, by the driver's number."""
+    """``pause``: a client's, in seconds, mean. ``replays``: how many finished answers are compared alone. ``gpu``: the
+    one whose memory is watched, by the driver's number."""
 
     config: EngineConfig
     extent: Seconds | Requests
