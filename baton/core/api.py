@@ -11,7 +11,9 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from baton.core.types import (
+    Account,
     DecodeRequest,
+    Delivered,
     EngineStats,
     FilledBlocks,
     FirstToken,
@@ -20,6 +22,8 @@ from baton.core.types import (
     KvChunk,
     KvConfirmation,
     KvHandshake,
+    LeaseState,
+    LedgerEntry,
     ModelCard,
     ModelInfo,
     Plan,
@@ -28,6 +32,12 @@ from baton.core.types import (
     PrefillResult,
     Principal,
     ProcessRecord,
+    Progress,
+    QuotaAlert,
+    QuotaBalance,
+    QuotaClaim,
+    QuotaGrant,
+    SettleOutcome,
     TokenChunk,
     TokenRequest,
 )
@@ -120,6 +130,53 @@ class RegistryApi(Protocol):
         ...
 
     async def processes(self) -> Sequence[ProcessRecord]: ...
+
+
+class QuotaApi(Protocol):
+    """The counters that all gateways share. A reservation is Open, then ends once: settled, released or expired.
+
+    Every call raises StateUnavailable within its budget.
+    """
+
+    async def reserve(self, claim: QuotaClaim) -> QuotaGrant:
+        """Debit every bucket of the claim, or none. QuotaExceeded explains each limit in the way; InvalidRequest when
+        another request of this id and another size is open."""
+        ...
+
+    async def renew(self, organisation: str, progress: Sequence[Progress], lease_seconds: float) -> list[LeaseState]:
+        """Extend leases and note what was delivered so far; the answers are in the order of ``progress``."""
+        ...
+
+    async def settle(self, claim: QuotaClaim, delivered: Delivered) -> SettleOutcome:
+        """Charge what was delivered, refund the rest, write the ledger. A claim without a reservation (served while
+        the counters were away, or lost with them) is charged as well."""
+        ...
+
+    async def release(self, claim: QuotaClaim) -> SettleOutcome:
+        """Give everything back: the request was not served, for a reason of ours. The burst refills by itself."""
+        ...
+
+    async def expire(self) -> int:
+        """End all reservations whose lease has ended, charged for their last progress; how many."""
+        ...
+
+    async def balances(self, account: Account, model: str) -> tuple[QuotaBalance, ...]:
+        """What the limits for requests of ``model`` stand at; they change nothing."""
+        ...
+
+
+class LedgerApi(Protocol):
+    """What was charged, append-only, written in one step with the counters. Ids grow; "" is before the first."""
+
+    async def entries(self, organisation: str, after: str = "", limit: int = 1000) -> Sequence[LedgerEntry]: ...
+
+    async def alerts(self, organisation: str) -> Sequence[QuotaAlert]:
+        """The latest alerts, oldest first; a bounded number is kept."""
+        ...
+
+    async def trim(self, organisation: str, through: str) -> None:
+        """Forget entries up to and with the id ``through``, once they are kept elsewhere."""
+        ...
 
 
 # --- the engine -------------------------------------------------------------------------------------------------------

@@ -6,6 +6,10 @@ field, the limit and the value. ``baton.rpc.errors`` holds the one table from th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from baton.core.types.quota import QuotaRefusal
+
 
 class BatonError(Exception):
     """Base of all typed errors. Anything that is not one of these is a bug and travels as INTERNAL."""
@@ -57,13 +61,23 @@ class UnknownModel(BatonError):
 
 
 class QuotaExceeded(BatonError):
-    """The tenant's limit, not our capacity."""
+    """The tenant's limit, not our capacity. ``refusals``: every limit that the request would have broken."""
 
     reason = "QUOTA_EXCEEDED"
 
-    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+    def __init__(
+        self, message: str, *, retry_after: float | None = None, refusals: tuple[QuotaRefusal, ...] = ()
+    ) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+        self.refusals = refusals
+
+    @classmethod
+    def of(cls, refusals: Sequence[QuotaRefusal]) -> QuotaExceeded:
+        """Explains the refusal that lasts longest: retrying earlier would only meet it again."""
+        never = [refusal for refusal in refusals if refusal.retry_after is None]
+        worst = never[0] if never else max(refusals, key=lambda refusal: refusal.retry_after or 0.0)
+        return cls(str(worst), retry_after=worst.retry_after, refusals=tuple(refusals))
 
 
 class Overloaded(BatonError):
