@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from types import ModuleType, SimpleNamespace
@@ -71,7 +71,8 @@ class World:
                 await asyncio.sleep(0.005)
 
 
-Worlds = Callable[[], "AsyncIterator[World]"]
+Body = Callable[[World], Awaitable[None]]
+InWorlds = Callable[[Body], None]
 
 
 @asynccontextmanager
@@ -82,14 +83,21 @@ async def memory_world() -> AsyncIterator[World]:
 
 
 @asynccontextmanager
-async def fake_world() -> AsyncIterator[World]:
+async def fake_client() -> AsyncIterator[tuple[fakeredis.FakeAsyncRedis, ManualClock]]:
+    """A server of its own, whose time is that of the clock."""
     clock = ManualClock(NOON)
-    config = StateConfig(quota_budget_ms=10_000, timeout_ms=10_000)
     with pytest.MonkeyPatch.context() as patch:
         for module in ASKS_THE_TIME:
             patch.setattr(module, "time", SimpleNamespace(time=clock.wall))
         async with fakeredis.FakeAsyncRedis(server=fakeredis.FakeServer(), protocol=2) as client:
-            yield World(SharedQuota(client, config, clock), RedisLedger(client, config), clock)
+            yield client, clock
+
+
+@asynccontextmanager
+async def fake_world() -> AsyncIterator[World]:
+    config = StateConfig(quota_budget_ms=10_000, timeout_ms=10_000)
+    async with fake_client() as (client, clock):
+        yield World(SharedQuota(client, config, clock), RedisLedger(client, config), clock)
 
 
 @asynccontextmanager

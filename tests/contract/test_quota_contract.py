@@ -2,66 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-
 import pytest
 
 from baton.core.errors import InvalidRequest, QuotaExceeded
 from baton.core.types import (
     Delivered,
-    LeaseState,
     LedgerReason,
     Level,
     Limits,
     Metric,
     ModelLimits,
     Prices,
-    Progress,
     SettleOutcome,
 )
-from baton.state.embedded import embedded_server
 from tests.contract.quota_worlds import (
+    InWorlds,
     World,
     account,
     claim,
-    fake_world,
-    memory_world,
-    owned_by,
-    served_world,
     standing,
 )
 
-Body = Callable[[World], Awaitable[None]]
 TOKENS = Limits(tokens_per_day=100)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with embedded_server("secret") as (url, _):
-        yield url
-
-
-@pytest.fixture(params=["memory", "fakeredis", "valkey"])
-def check(request: pytest.FixtureRequest) -> Callable[[Body], None]:
-    def run(body: Body) -> None:
-        async def main() -> None:
-            if request.param == "memory":
-                world = memory_world()
-            elif request.param == "fakeredis":
-                world = fake_world()
-            else:
-                world = served_world(request.getfixturevalue("server"), "secret")
-            async with world as built:
-                await body(built)
-
-        asyncio.run(main())
-
-    return run
-
-
 def test_a_reservation_holds_prompt_and_most_output_and_a_settlement_refunds_the_rest(
-    check: Callable[[Body], None],
+    in_each_world: InWorlds,
 ) -> None:
     payer = account(TOKENS)
 
@@ -82,7 +48,7 @@ def test_a_reservation_holds_prompt_and_most_output_and_a_settlement_refunds_the
             "tenant/concurrency": (0, 0),
         }
 
-    check(body)
+    in_each_world(body)
 
 
 MINUTES = Limits(
@@ -106,7 +72,7 @@ MINUTES = Limits(
 )
 @pytest.mark.parametrize("level", list(Level))
 def test_each_limit_refuses_at_each_level_and_explains_itself(
-    check: Callable[[Body], None], level: Level, limits: Limits, metric: Metric, figures: tuple[int, int, int, int]
+    in_each_world: InWorlds, level: Level, limits: Limits, metric: Metric, figures: tuple[int, int, int, int]
 ) -> None:
     payer = account(**{level.value: limits})  # pyright: ignore[reportArgumentType]
 
@@ -127,10 +93,10 @@ def test_each_limit_refuses_at_each_level_and_explains_itself(
             name: value for name, value in before.items() if "burst" not in name
         }, "a refusal burns nothing"
 
-    check(body)
+    in_each_world(body)
 
 
-def test_a_refusal_by_one_limit_burns_no_other(check: Callable[[Body], None]) -> None:
+def test_a_refusal_by_one_limit_burns_no_other(in_each_world: InWorlds) -> None:
     """FAILURES 41: the key's limit comes last, after buckets of the organisation and the tenant had room."""
     payer = account(MINUTES, organisation=MINUTES, key=Limits(tokens_per_minute=29))
 
@@ -140,10 +106,10 @@ def test_a_refusal_by_one_limit_burns_no_other(check: Callable[[Body], None]) ->
         assert set((await standing(world, payer)).values()) == {(0, 0)}
         assert list(await world.ledger.entries("umbrella")) == []
 
-    check(body)
+    in_each_world(body)
 
 
-def test_a_claim_larger_than_the_limit_is_told_that_it_never_fits(check: Callable[[Body], None]) -> None:
+def test_a_claim_larger_than_the_limit_is_told_that_it_never_fits(in_each_world: InWorlds) -> None:
     payer = account(Limits(tokens_per_minute=29, requests_per_minute=0))
 
     async def body(world: World) -> None:
@@ -152,10 +118,10 @@ def test_a_claim_larger_than_the_limit_is_told_that_it_never_fits(check: Callabl
         assert caught.value.retry_after is None
         assert len(caught.value.refusals) == 2
 
-    check(body)
+    in_each_world(body)
 
 
-def test_a_models_limit_holds_for_that_model_only(check: Callable[[Body], None]) -> None:
+def test_a_models_limit_holds_for_that_model_only(in_each_world: InWorlds) -> None:
     payer = account(models=(ModelLimits("big", Limits(requests_per_minute=1)),))
 
     async def body(world: World) -> None:
@@ -164,10 +130,10 @@ def test_a_models_limit_holds_for_that_model_only(check: Callable[[Body], None])
         with pytest.raises(QuotaExceeded, match="for model 'big'"):
             await world.quota.reserve(claim(payer, "c", model="big"))
 
-    check(body)
+    in_each_world(body)
 
 
-def test_tenants_of_an_organisation_share_its_limits_and_not_their_own(check: Callable[[Body], None]) -> None:
+def test_tenants_of_an_organisation_share_its_limits_and_not_their_own(in_each_world: InWorlds) -> None:
     shared, own = Limits(tokens_per_day=100), Limits(concurrency=1)
     first = account(own, organisation=shared, name="acme")
     second = account(own, organisation=shared, name="zeta")
@@ -179,10 +145,10 @@ def test_tenants_of_an_organisation_share_its_limits_and_not_their_own(check: Ca
         with pytest.raises(QuotaExceeded, match=r"organisation 'umbrella': tokens_per_day: limit 100.*reserved 90"):
             await world.quota.reserve(claim(third, tokens=(10, 1)))
 
-    check(body)
+    in_each_world(body)
 
 
-def test_a_settlement_counts_once(check: Callable[[Body], None]) -> None:
+def test_a_settlement_counts_once(in_each_world: InWorlds) -> None:
     payer = account(TOKENS)
 
     async def body(world: World) -> None:
@@ -195,10 +161,10 @@ def test_a_settlement_counts_once(check: Callable[[Body], None]) -> None:
         (entry,) = await world.ledger.entries("umbrella")
         assert (entry.requests, entry.input_tokens, entry.cached_tokens, entry.output_tokens) == (1, 10, 4, 5)
 
-    check(body)
+    in_each_world(body)
 
 
-def test_a_released_claim_leaves_no_trace(check: Callable[[Body], None]) -> None:
+def test_a_released_claim_leaves_no_trace(in_each_world: InWorlds) -> None:
     payer = account(MINUTES)
 
     async def body(world: World) -> None:
@@ -209,10 +175,10 @@ def test_a_released_claim_leaves_no_trace(check: Callable[[Body], None]) -> None
         assert list(await world.ledger.entries("umbrella")) == []
         assert await world.quota.settle(order, Delivered(10, 0, 5)) is SettleOutcome.ALREADY
 
-    check(body)
+    in_each_world(body)
 
 
-def test_the_ledger_says_who_used_what_at_which_cost(check: Callable[[Body], None]) -> None:
+def test_the_ledger_says_who_used_what_at_which_cost(in_each_world: InWorlds) -> None:
     payer = account()
     prices = Prices(input=150_000, cached=37_500, output=600_000, joule=27_778)
 
@@ -225,10 +191,10 @@ def test_the_ledger_says_who_used_what_at_which_cost(check: Callable[[Body], Non
         assert entry.cost == 6 * 150_000 + 4 * 37_500 + 5 * 600_000 + 69_445
         assert (entry.energy_millijoules, entry.reason) == (2_500, LedgerReason.SETTLED)
 
-    check(body)
+    in_each_world(body)
 
 
-def test_ledger_pages_follow_each_other_and_trimming_forgets_what_was_read(check: Callable[[Body], None]) -> None:
+def test_ledger_pages_follow_each_other_and_trimming_forgets_what_was_read(in_each_world: InWorlds) -> None:
     payer = account()
 
     async def body(world: World) -> None:
@@ -243,134 +209,13 @@ def test_ledger_pages_follow_each_other_and_trimming_forgets_what_was_read(check
         assert list(await world.ledger.entries("umbrella")) == list(rest)
         assert list(await world.ledger.entries("nobody")) == []
 
-    check(body)
-
-
-# --- leases -----------------------------------------------------------------------------------------------------------
-
-
-def progress(owner: str = "gateway-1", *, tokens: tuple[int, int, int] = (10, 2, 6)) -> Progress:
-    return Progress("req-1", "acme", owner, Delivered(*tokens))
-
-
-def test_a_crashed_gateways_reservation_ends_charged_for_what_it_told(check: Callable[[Body], None]) -> None:
-    payer = account(MINUTES, organisation=TOKENS)
-
-    async def body(world: World) -> None:
-        await world.quota.reserve(claim(payer, lease=5, prices=Prices(1, 2, 3)))
-        states = await world.quota.renew("umbrella", [progress()], world.lease_seconds)
-        assert states == [LeaseState.RENEWED]
-        await world.lapse()
-        now = await standing(world, payer)
-        assert now["organisation/tokens_per_day"] == (16, 0)
-        assert now["tenant/concurrency"] == (0, 0)
-        assert now["tenant/requests_per_minute"] in {(1, 0), (0, 0)}  # a real clock may have turned the minute
-        (entry,) = await world.ledger.entries("umbrella")
-        assert (entry.reason, entry.input_tokens, entry.output_tokens) == (LedgerReason.EXPIRED, 10, 6)
-        assert entry.cost == 8 * 1 + 2 * 2 + 6 * 3
-
-    check(body)
-
-
-def test_a_settlement_after_the_lease_charges_the_rest_once(check: Callable[[Body], None]) -> None:
-    payer = account(TOKENS)
-
-    async def body(world: World) -> None:
-        order = claim(payer, lease=5, prices=Prices(1, 1, 1))
-        await world.quota.reserve(order)
-        await world.quota.renew("umbrella", [progress()], world.lease_seconds)
-        await world.lapse()
-        assert await world.quota.renew("umbrella", [progress()], 5) == [LeaseState.EXPIRED]
-        assert await world.quota.settle(order, Delivered(10, 2, 15)) is SettleOutcome.SETTLED
-        assert await world.quota.settle(order, Delivered(10, 2, 15)) is SettleOutcome.ALREADY
-        assert (await standing(world, payer))["tenant/tokens_per_day"] == (25, 0)
-        entries = await world.ledger.entries("umbrella")
-        assert [(e.reason, e.requests, e.input_tokens, e.output_tokens, e.cost) for e in entries] == [
-            (LedgerReason.EXPIRED, 1, 10, 6, 16),
-            (LedgerReason.LATE, 0, 0, 9, 9),
-        ]
-
-    check(body)
-
-
-def test_a_request_resumed_elsewhere_is_charged_once(check: Callable[[Body], None]) -> None:
-    payer = account(Limits(concurrency=1, tokens_per_day=30))
-
-    async def body(world: World) -> None:
-        order = claim(payer)
-        await world.quota.reserve(order)
-        successor = owned_by(order, "gateway-2")
-        assert (await world.quota.reserve(successor)).taken_over
-        assert (await standing(world, payer))["tenant/tokens_per_day"] == (0, 30)
-        assert await world.quota.renew("umbrella", [progress(), progress("gateway-2")], 5) == [
-            LeaseState.SUPERSEDED,
-            LeaseState.RENEWED,
-        ]
-        assert await world.quota.settle(order, Delivered(10, 0, 3)) is SettleOutcome.SUPERSEDED
-        assert await world.quota.settle(successor, Delivered(10, 0, 9)) is SettleOutcome.SETTLED
-        assert await world.quota.settle(order, Delivered(10, 0, 3)) is SettleOutcome.SUPERSEDED
-        assert (await standing(world, payer))["tenant/tokens_per_day"] == (19, 0)
-
-    check(body)
-
-
-def test_a_request_resumed_after_its_lease_pays_only_the_rest(check: Callable[[Body], None]) -> None:
-    payer = account(Limits(tokens_per_day=30))
-
-    async def body(world: World) -> None:
-        order = claim(payer, lease=5)
-        await world.quota.reserve(order)
-        await world.quota.renew("umbrella", [progress()], world.lease_seconds)
-        await world.lapse()
-        successor = owned_by(order, "gateway-2")
-        await world.quota.reserve(successor)
-        assert (await standing(world, payer))["tenant/tokens_per_day"] == (16, 14)
-        assert await world.quota.settle(order, Delivered(10, 0, 8)) is SettleOutcome.SUPERSEDED
-        await world.quota.settle(successor, Delivered(10, 0, 20))
-        assert (await standing(world, payer))["tenant/tokens_per_day"] == (30, 0)
-        assert sum(e.requests for e in await world.ledger.entries("umbrella")) == 1
-
-    check(body)
-
-
-def test_an_id_in_use_by_a_request_of_another_size_is_refused_by_name(check: Callable[[Body], None]) -> None:
-    payer = account()
-
-    async def body(world: World) -> None:
-        await world.quota.reserve(claim(payer, tokens=(10, 20)))
-        with pytest.raises(InvalidRequest, match=r"request_id: 'req-1' is in use"):
-            await world.quota.reserve(claim(payer, tokens=(10, 21), owner="gateway-2"))
-
-    check(body)
-
-
-def test_what_was_served_without_a_reservation_is_charged_once(check: Callable[[Body], None]) -> None:
-    payer = account(TOKENS)
-
-    async def body(world: World) -> None:
-        order = claim(payer)
-        assert await world.quota.settle(order, Delivered(10, 0, 5)) is SettleOutcome.SETTLED
-        assert await world.quota.settle(order, Delivered(10, 0, 5)) is SettleOutcome.ALREADY
-        assert (await standing(world, payer))["tenant/tokens_per_day"] == (15, 0)
-        (entry,) = await world.ledger.entries("umbrella")
-        assert (entry.reason, entry.requests) == (LedgerReason.UNRESERVED, 1)
-
-    check(body)
-
-
-def test_renewing_what_nobody_reserved_says_so(check: Callable[[Body], None]) -> None:
-    async def body(world: World) -> None:
-        assert await world.quota.renew("umbrella", [progress()], 5) == [LeaseState.MISSING]
-        assert await world.quota.renew("umbrella", [], 5) == []
-        assert await world.quota.release(claim(account())) is SettleOutcome.ALREADY
-
-    check(body)
+    in_each_world(body)
 
 
 # --- rules that watch -------------------------------------------------------------------------------------------------
 
 
-def test_a_shadowed_rule_counts_and_tells_but_refuses_nothing(check: Callable[[Body], None]) -> None:
+def test_a_shadowed_rule_counts_and_tells_but_refuses_nothing(in_each_world: InWorlds) -> None:
     shadow = frozenset({Metric.TOKENS_PER_DAY, Metric.CONCURRENCY, Metric.BURST})
     payer = account(
         Limits(tokens_per_day=40, concurrency=1, requests_per_minute=10, burst=1, shadow=shadow),
@@ -382,10 +227,10 @@ def test_a_shadowed_rule_counts_and_tells_but_refuses_nothing(check: Callable[[B
         assert {refusal.metric for refusal in shadowed} == shadow
         assert (await standing(world, payer))["tenant/tokens_per_day"] == (0, 60)
 
-    check(body)
+    in_each_world(body)
 
 
-def test_an_alert_comes_once_a_window_at_each_threshold(check: Callable[[Body], None]) -> None:
+def test_an_alert_comes_once_a_window_at_each_threshold(in_each_world: InWorlds) -> None:
     payer = account(TOKENS)
 
     async def body(world: World) -> None:
@@ -399,10 +244,10 @@ def test_an_alert_comes_once_a_window_at_each_threshold(check: Callable[[Body], 
             for percent, used in ((50, 50), (80, 80), (100, 100))
         ]
 
-    check(body)
+    in_each_world(body)
 
 
-def test_the_first_refusal_for_a_day_alerts_that_it_is_used_up(check: Callable[[Body], None]) -> None:
+def test_the_first_refusal_for_a_day_alerts_that_it_is_used_up(in_each_world: InWorlds) -> None:
     payer = account(TOKENS)
 
     async def body(world: World) -> None:
@@ -412,7 +257,7 @@ def test_the_first_refusal_for_a_day_alerts_that_it_is_used_up(check: Callable[[
                 await world.quota.reserve(claim(payer, name, tokens=(0, 6)))
         assert [(alert.percent, alert.used) for alert in await world.ledger.alerts("umbrella")] == [(100, 0)]
 
-    check(body)
+    in_each_world(body)
 
 
 @pytest.mark.parametrize(
@@ -427,10 +272,10 @@ def test_the_first_refusal_for_a_day_alerts_that_it_is_used_up(check: Callable[[
     ],
 )
 def test_a_claim_that_makes_no_sense_is_refused_by_name(
-    check: Callable[[Body], None], change: dict[str, object], named: str
+    in_each_world: InWorlds, change: dict[str, object], named: str
 ) -> None:
     async def body(world: World) -> None:
         with pytest.raises(InvalidRequest, match=named):
             await world.quota.reserve(claim(account(), **change))  # pyright: ignore[reportArgumentType]
 
-    check(body)
+    in_each_world(body)

@@ -204,8 +204,10 @@ class MemoryQuota:
 
     def _expire_due(self, books: _Books, now: int) -> int:
         self._tidy(books, now)
-        due = [known for known in books.reservations.values() if known.is_open and known.lease_end <= now]
-        for known in due:
+        open_ones = ((known.lease_end, member) for member, known in books.reservations.items() if known.is_open)
+        due = sorted(lease for lease in open_ones if lease[0] <= now)
+        for _, member in due:
+            known = books.reservations[member]
             total = Charge.of(known.progress, known.claim.prices)
             self._close(books, known, total, LedgerReason.EXPIRED)
             known.charged = total.covering(known.charged)
