@@ -148,6 +148,29 @@ def test_tenants_of_an_organisation_share_its_limits_and_not_their_own(in_each_w
     in_each_world(body)
 
 
+def test_levels_that_count_different_things_are_not_mixed_up(in_each_world: InWorlds) -> None:
+    first = account(TOKENS, organisation=Limits(concurrency=9), key=Limits(concurrency=9))
+    second = account(TOKENS, organisation=Limits(concurrency=9), key=Limits(concurrency=9), key_id="k2")
+    third = account(organisation=Limits(concurrency=9), name="zeta", key_id="k3")
+
+    async def body(world: World) -> None:
+        for number, payer in enumerate((first, first, second, third)):
+            grant = await world.quota.reserve(claim(payer, f"req-{number}"))
+            running = {b.level: b.reserved for b in grant.balances if b.metric is Metric.CONCURRENCY}
+            assert running == {level: held for level, held in expected[number].items() if level in running}
+        assert (await standing(world, first))["organisation/concurrency"] == (0, 4)
+        assert (await standing(world, first))["tenant/concurrency"] == (0, 3)
+        assert (await standing(world, first))["key/concurrency"] == (0, 2)
+
+    expected = [
+        {Level.ORGANISATION: 1, Level.TENANT: 1, Level.KEY: 1},
+        {Level.ORGANISATION: 2, Level.TENANT: 2, Level.KEY: 2},
+        {Level.ORGANISATION: 3, Level.TENANT: 3, Level.KEY: 1},
+        {Level.ORGANISATION: 4, Level.TENANT: 1, Level.KEY: 1},
+    ]
+    in_each_world(body)
+
+
 def test_a_settlement_counts_once(in_each_world: InWorlds) -> None:
     payer = account(TOKENS)
 

@@ -145,6 +145,10 @@ class WindowBucket:
         return f"{self.window.name}:{self.scope.name}"
 
     @property
+    def field(self) -> str:
+        return self.window.name
+
+    @property
     def metrics(self) -> tuple[Metric, ...]:
         return METRICS[self.window.kind]
 
@@ -162,6 +166,10 @@ class FlowBucket:
     @property
     def name(self) -> str:
         return f"flow:{self.scope.name}"
+
+    @property
+    def field(self) -> str:
+        return "flow"
 
     @property
     def burst(self) -> int | None:
@@ -193,6 +201,10 @@ class Buckets:
 
     windows: tuple[WindowBucket, ...]
     flows: tuple[FlowBucket, ...]
+
+    @property
+    def has_shadow(self) -> bool:
+        return any(bucket.limits.shadow for bucket in (*self.windows, *self.flows))
 
 
 @dataclass(frozen=True, slots=True)

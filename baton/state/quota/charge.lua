@@ -1,16 +1,13 @@
 -- Charges an admission that has no reservation: it was served while the shared counters were away or lost it.
 --
--- ARGV: prefix, member, owner, who, requests, input, cached, output, cost, energy, kept, windows, then for each window
--- name start end and the limit to warn of. Answers {status, now}: settled, already, superseded (the request is reserved
+-- ARGV: prefix, member, owner, who, charge (requests, input, cached, output, cost, energy), kept (milliseconds), drawn,
+-- plan, the latter two as for a reservation. Answers {status, now}: settled, already, superseded (the request is reserved
 -- again), elsewhen (the windows do not hold the server's time).
 
-local member, owner, who, windows = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[12])
-local FIRST, WINDOW = 13, 4
-local last = FIRST + (windows - 1) * WINDOW
-for row = FIRST, last, WINDOW do
-  if now < tonumber(ARGV[row + 1]) or now >= tonumber(ARGV[row + 2]) then
-    return { 'elsewhen', now }
-  end
+local member, owner, drawn, plan = ARGV[2], ARGV[3], ARGV[7], numbers(ARGV[8])
+local at = timely(plan)
+if not at then
+  return { 'elsewhen', now }
 end
 local done = prefix .. 'd:' .. member .. '\n' .. owner
 local ended = redis.call('GET', done)
@@ -20,18 +17,23 @@ end
 if redis.call('EXISTS', prefix .. 'r:' .. member) == 1 then
   return { 'superseded', now }
 end
-local used = {}
-for position = 1, 6 do
-  used[position] = tonumber(ARGV[4 + position])
-end
-for row = FIRST, last, WINDOW do
-  local key = prefix .. ARGV[row]
-  if redis.call('EXISTS', key) == 0 then
-    open_window(ARGV[row], ARGV[row + 2])
+for _, scope in ipairs(scopes_of(drawn)) do
+  local opens, ends = false, 0
+  for _, field in ipairs(scope[2]) do
+    if field == 'flow' then
+      at = at + 3
+    else
+      opens = redis.call('HSETNX', scope[1], field, '0 0 0 0 0 0 ' .. plan[at + 6] .. ' 0') == 1 or opens
+      ends = math.max(ends, plan[at + 1])
+      at = at + 6
+    end
   end
-  redis.call('HSET', key, 'lt', ARGV[row + 3])
-  move(ARGV[row], { 0, 0, 0 }, { used[1], used[2], used[4] })
+  if opens then
+    turn(scope[1], ends)
+  end
 end
-book('unreserved', request_of(member), who, int(now), used)
-redis.call('SET', done, 'already', 'PX', ARGV[11])
+local used = numbers(ARGV[5])
+move(drawn, { 0, 0, 0 }, { used[1], used[2], used[4] }, false)
+book('unreserved', member, ARGV[4], int(now), used)
+redis.call('SET', done, 'already', 'PX', ARGV[6])
 return { 'settled', now }

@@ -1,32 +1,37 @@
 -- The beginning of every quota script. All keys of an organisation have its hash tag and so one slot; KEYS[1] routes the
 -- call there, the others are made from the prefix, because leases that end are found here and not by the caller.
 --
--- <prefix>open          sorted set: open reservations by the end of their lease (microseconds)
--- <prefix>r:<member>    one reservation; member is tenant/request id
+-- <prefix>open      sorted set: open reservations by the end of their lease (microseconds)
+-- <prefix>r:<member>            one reservation; member is tenant/request id
 -- <prefix>d:<member>\n<owner>   this admission is settled or superseded: it cannot be charged again
--- <prefix><window>      counters: ru rr iu ir ou or (requests, input, output; used, reserved), lt the limit to warn of (-1: none),
---                       al the highest percentage warned of
--- <prefix><flow>        running, arrival (of the burst)
+-- <prefix><scope>   hash: a field for each window, named by its kind and start, "ru rr iu ir ou or lt al": requests, input
+--                   and output tokens, each used and reserved, the limit to warn of (-1: none) and the highest percentage
+--                   warned of; and the field flow, "running arrival", the latter that of the burst
 -- <prefix>ledger, <prefix>alerts   streams
 --
--- Numbers are whole and below 2^53, so Lua's doubles hold them exactly.
+-- What a claim draws on is told as lines "field field ...|scope". Few calls and few strings: a script holds up the server.
+-- Numbers are whole and below 2^53, so Lua's doubles hold them; `..` writes 14 digits, enough for counts, int() all.
 
 local prefix = ARGV[1]
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
 
 local WINDOW_KEPT = 120000 -- milliseconds after its end: refunds and readers that come late
+local KEPT = { minute = 180, day = 108000, month = 2851200 } -- seconds after its start, no less than that
+local FLOW_KEPT = 86400000 -- milliseconds after its last claim, of a scope without windows
 local EXPIRED_KEPT = 86400000 -- milliseconds: a settlement that comes after the lease charges only the rest
 local ALERTS_KEPT = 10000
+local COUNTERS = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%-?%d+) (%d+)$'
 
 local function int(number)
   return string.format('%.0f', number)
 end
 
 local function numbers(text)
-  local found = {}
-  for word in string.gmatch(text, '%d+') do
-    found[#found + 1] = tonumber(word)
+  local found, count = {}, 0
+  for word in string.gmatch(text, '%-?%d+') do
+    count = count + 1
+    found[count] = tonumber(word)
   end
   return found
 end
@@ -38,73 +43,88 @@ local function above(more, less)
   return 0
 end
 
-local function open_window(name, ends)
-  local key = prefix .. name
-  redis.call('HSET', key, 'ru', 0, 'rr', 0, 'iu', 0, 'ir', 0, 'ou', 0, 'or', 0)
-  redis.call('PEXPIREAT', key, int(math.floor(ends / 1000) + WINDOW_KEPT))
+-- The scopes of a text of lines: {key, fields, name}.
+local function scopes_of(drawn)
+  local found = {}
+  for names, scope in string.gmatch(drawn, '([^|\n]*)|([^\n]*)') do
+    local fields = {}
+    for field in string.gmatch(names, '%S+') do
+      fields[#fields + 1] = field
+    end
+    found[#found + 1] = { prefix .. scope, fields, scope }
+  end
+  return found
 end
 
-local function warn(name, used, limit, warned)
-  local percent = 0
-  for _, step in ipairs({ 50, 80, 100 }) do
-    if used * 100 >= limit * step then
-      percent = step
+-- After a new window was written: the scope lives until its last window has ended, and forgets those long over.
+local function turn(key, ends)
+  redis.call('PEXPIREAT', key, int(math.floor(ends / 1000) + WINDOW_KEPT))
+  for _, field in ipairs(redis.call('HKEYS', key)) do
+    local kind, start = string.match(field, '^(%a+):(%d+)$')
+    if kind and start + KEPT[kind] < now / 1000000 then
+      redis.call('HDEL', key, field)
     end
   end
-  if percent > warned then
-    redis.call('HSET', prefix .. name, 'al', percent)
-    redis.call('XADD', prefix .. 'alerts', 'MAXLEN', '~', ALERTS_KEPT, '*',
-      'bucket', name, 'percent', percent, 'limit', int(limit), 'used', int(used))
-  end
 end
 
--- Moves what was held in a window to what was used. A window that is gone needs neither.
-local function move(name, held, used)
-  local key = prefix .. name
-  local v = redis.call('HMGET', key, 'ru', 'rr', 'iu', 'ir', 'ou', 'or', 'lt', 'al')
-  if not v[1] then
-    return
-  end
-  local input, output = v[3] + used[2], v[5] + used[3]
-  redis.call('HSET', key,
-    'ru', int(v[1] + used[1]), 'rr', int(v[2] - held[1]),
-    'iu', int(input), 'ir', int(v[4] - held[2]),
-    'ou', int(output), 'or', int(v[6] - held[3]))
-  local limit = tonumber(v[7])
-  if limit > 0 then
-    warn(name, input + output, limit, tonumber(v[8] or 0))
-  end
+local function alert(field, scope, percent, limit, used)
+  redis.call('XADD', prefix .. 'alerts', 'MAXLEN', '~', ALERTS_KEPT, '*',
+    'bucket', field .. ':' .. scope, 'percent', percent, 'limit', int(limit), 'used', int(used))
 end
 
-local function leave(name)
-  local key = prefix .. name
-  local running = redis.call('HGET', key, 'running')
-  if not running then
-    return
+-- The percentage warned of by now; tells when it is a new one.
+local function warned(field, scope, used, limit, before)
+  local percent = 0
+  if limit > 0 and used * 2 >= limit then
+    percent = used >= limit and 100 or used * 100 >= limit * 80 and 80 or 50
   end
-  running = above(tonumber(running), 1)
-  redis.call('HSET', key, 'running', int(running))
-  if running == 0 then
-    redis.call('PEXPIRE', key, WINDOW_KEPT)
+  if percent <= before then
+    return before
+  end
+  alert(field, scope, percent, limit, used)
+  return percent
+end
+
+-- Moves what was held to what was used, in every window that is still there; a request in progress less if it leaves.
+local function move(drawn, held, used, leaves)
+  for _, scope in ipairs(scopes_of(drawn)) do
+    local key, fields, name = scope[1], scope[2], scope[3]
+    local values, changed = redis.call('HMGET', key, unpack(fields)), {}
+    for position, field in ipairs(fields) do
+      local value, after = values[position], nil
+      if value and field == 'flow' then
+        local running, arrival = string.match(value, '^(%d+) (%d+)$')
+        after = leaves and above(tonumber(running), 1) .. ' ' .. arrival
+      elseif value then
+        local ru, rr, iu, ir, ou, oh, lt, al = string.match(value, COUNTERS)
+        local input, output = iu + used[2], ou + used[3]
+        al = warned(field, name, input + output, tonumber(lt), tonumber(al))
+        after = ru + used[1] .. ' ' .. rr - held[1] .. ' ' .. input .. ' ' .. ir - held[2] .. ' ' .. output .. ' '
+          .. oh - held[3] .. ' ' .. lt .. ' ' .. al
+      end
+      if after then
+        changed[#changed + 1] = field
+        changed[#changed + 1] = after
+      end
+    end
+    if #changed > 0 then
+      redis.call('HSET', key, unpack(changed))
+    end
   end
 end
 
 -- One line of the ledger: who is "tenant\nkey\nmodel", used is {requests, input, cached, output, cost, energy}.
-local function book(reason, request, who, at, used)
+local function book(reason, member, who, at, used)
   local tenant, key, model = string.match(who, '^(.-)\n(.-)\n(.*)$')
-  redis.call('XADD', prefix .. 'ledger', '*', 'at', at, 'reason', reason, 'request', request,
-    'tenant', tenant, 'key', key, 'model', model, 'requests', int(used[1]), 'input', int(used[2]),
-    'cached', int(used[3]), 'output', int(used[4]), 'cost', int(used[5]), 'energy', int(used[6]))
+  redis.call('XADD', prefix .. 'ledger', '*', 'at', at, 'reason', reason,
+    'request', string.match(member, '^[^/]*/(.*)$'), 'tenant', tenant, 'key', key, 'model', model,
+    'requests', used[1], 'input', int(used[2]), 'cached', int(used[3]), 'output', int(used[4]),
+    'cost', int(used[5]), 'energy', int(used[6]))
 end
-
-local function request_of(member)
-  return string.match(member, '^[^/]*/(.*)$')
-end
-
-local FIELDS = { 'state', 'owner', 'who', 'at', 'held', 'charged', 'windows', 'flows', 'progress', 'prices' }
 
 local function read(member)
-  return redis.call('HMGET', prefix .. 'r:' .. member, unpack(FIELDS))
+  return redis.call('HMGET', prefix .. 'r:' .. member,
+    'state', 'owner', 'who', 'at', 'held', 'charged', 'drawn', 'progress', 'prices')
 end
 
 -- Ends a reservation: refunds what it held, charges what `total` has more than was charged before.
@@ -114,19 +134,13 @@ local function close(member, record, total, reason)
     used[position] = above(total[position], before[position])
   end
   used[6] = total[6]
-  local held = numbers(record[5])
-  local charge = { used[1], used[2], used[4] }
-  for name in string.gmatch(record[7], '[^\n]+') do
-    move(name, held, charge)
-  end
-  if record[1] == 'open' then
-    for name in string.gmatch(record[8], '[^\n]+') do
-      leave(name)
-    end
+  local is_open = record[1] == 'open'
+  move(record[7], numbers(record[5]), { used[1], used[2], used[4] }, is_open)
+  if is_open then
     redis.call('ZREM', prefix .. 'open', member)
   end
   if used[1] + used[2] + used[4] + used[5] > 0 then
-    book(reason, request_of(member), record[3], record[4], used)
+    book(reason, member, record[3], record[4], used)
   end
 end
 
@@ -137,14 +151,13 @@ local function expire(member)
     redis.call('ZREM', prefix .. 'open', member)
     return
   end
-  local p, price = numbers(record[9]), numbers(record[10])
+  local p, price, before = numbers(record[8]), numbers(record[9]), numbers(record[6])
   local cost = (p[1] - p[2]) * price[1] + p[2] * price[2] + p[3] * price[3]
-  close(member, record, { 1, p[1], p[2], p[3], cost, 0 }, 'expired')
-  local before = numbers(record[6])
-  local charged = { math.max(1, before[1]), math.max(p[1], before[2]), math.max(p[2], before[3]),
-    math.max(p[3], before[4]), math.max(cost, before[5]) }
+  local total = { 1, p[1], p[2], p[3], cost, 0 }
+  close(member, record, total, 'expired')
+  local charged = {}
   for position = 1, 5 do
-    charged[position] = int(charged[position])
+    charged[position] = int(math.max(total[position], before[position]))
   end
   local key = prefix .. 'r:' .. member
   redis.call('HSET', key, 'state', 'expired', 'held', '0 0 0', 'charged', table.concat(charged, ' '))
@@ -157,4 +170,15 @@ local function expire_due(most)
     expire(member)
   end
   return #due
+end
+
+-- Whether the windows, pairs of start and end that `plan` begins with, hold the server's time; where they end in it.
+local function timely(plan)
+  local last = 1 + 2 * plan[1]
+  for position = 2, last, 2 do
+    if now < plan[position] or now >= plan[position + 1] then
+      return nil
+    end
+  end
+  return last
 end

@@ -1,6 +1,6 @@
 -- Ends an admission with what was delivered: moves it from reserved to used, refunds the rest, writes the ledger.
 --
--- ARGV: prefix, member, owner, requests, input, cached, output, cost, energy, kept (milliseconds that this end is
+-- ARGV: prefix, member, owner, charge (requests, input, cached, output, cost, energy), kept (milliseconds that this end is
 -- remembered). Answers settled, already, superseded, or missing: there is neither reservation nor memory of one.
 
 local member, owner = ARGV[2], ARGV[3]
@@ -13,11 +13,7 @@ if not record[1] or record[2] ~= owner then
   end
   return record[1] and 'superseded' or 'missing'
 end
-local total = {}
-for position = 1, 6 do
-  total[position] = tonumber(ARGV[3 + position])
-end
-close(member, record, total, record[1] == 'open' and 'settled' or 'late')
+close(member, record, numbers(ARGV[4]), record[1] == 'open' and 'settled' or 'late')
 redis.call('DEL', prefix .. 'r:' .. member)
-redis.call('SET', done, 'already', 'PX', ARGV[10])
+redis.call('SET', done, 'already', 'PX', ARGV[5])
 return 'settled'
