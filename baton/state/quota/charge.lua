@@ -23,9 +23,9 @@ for _, scope in ipairs(scopes_of(drawn)) do
     if field == 'flow' then
       at = at + 3
     else
-      opens = redis.call('HSETNX', scope[1], field, '0 0 0 0 0 0 ' .. plan[at + 6] .. ' 0') == 1 or opens
+      opens = redis.call('HSETNX', scope[1], field, '0 0 0 0 0 0 ' .. plan[at + 3] .. ' 0') == 1 or opens
       ends = math.max(ends, plan[at + 1])
-      at = at + 6
+      at = at + (string.sub(field, 1, 3) == 'min' and 6 or 3)
     end
   end
   if opens then

@@ -76,11 +76,11 @@ def _same(known: Account, account: Account) -> bool:
 
 
 def _window_numbers(bucket: WindowBucket) -> list[int]:
-    """Its end, the limits of requests, input, output and both, the one to warn of. Shadowed limits are not enforced."""
-    enforced = [None if metric in bucket.limits.shadow else bucket.limits.of(metric) for metric in bucket.metrics]
-    if len(enforced) == 1:
-        enforced = [None, None, None, *enforced]
-    return [bucket.window.end, *map(_number, enforced), _number(bucket.alert_limit)]
+    """Its end, the limit of tokens and the one to warn of, then the minute's others. Shadowed ones are not enforced."""
+    *others, tokens = [
+        None if metric in bucket.limits.shadow else bucket.limits.of(metric) for metric in bucket.metrics
+    ]
+    return [bucket.window.end, *map(_number, (tokens, bucket.alert_limit, *others))]
 
 
 def _flow_numbers(bucket: FlowBucket) -> list[int]:

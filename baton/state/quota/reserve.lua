@@ -2,8 +2,8 @@
 --
 -- ARGV: prefix, member, owner, who, prices, input, output, lease (microseconds), kept (milliseconds), drawn, plan. The
 -- plan is numbers: how many windows there are, their starts and ends, then, in the order of `drawn`, for a window its end,
--- its limits of requests, input, output and both, and the limit to warn of; for a flow concurrency, burst and the burst's
--- interval. -1: no limit.
+-- its limit of tokens and the limit to warn of, and of a minute those of requests, input and output, too; for a flow
+-- concurrency, burst and the burst's interval. -1: no limit.
 --
 -- Answers {status, now, cost, counters...}: what would be or was debited, and the fields' values before, in the order of
 -- `drawn`. Status: granted, taken (an open reservation of the same request and size), refused, in_use (of another size),
@@ -39,34 +39,35 @@ local tokens = input + output
 local reply = { 'granted', now, requests .. ' ' .. input .. ' ' .. output }
 local is_refused, exhausted, scopes = false, {}, scopes_of(drawn)
 
-local function breaks(limit, counted, asked)
-  return limit >= 0 and asked > 0 and counted + asked > limit
-end
-
+-- The counters of a window with the claim in it; whether a limit breaks and what opens is noted.
 local function window(scope, field, value)
-  local ru, rr, iu, ir, ou, oh, al = 0, 0, 0, 0, 0, 0, 0
+  local ru, rr, iu, ir, ou, oh, al = 0, 0, 0, 0, 0, 0, '0'
   if value then
     local lt
     ru, rr, iu, ir, ou, oh, lt, al = string.match(value, COUNTERS)
   else
     scope.opens = true
   end
-  scope.ends = math.max(scope.ends or 0, plan[at + 1])
-  local inputs, outputs = iu + ir, ou + oh
-  if breaks(plan[at + 2], ru + rr, requests) or breaks(plan[at + 3], inputs, input)
-    or breaks(plan[at + 4], outputs, output) then
+  local ends, limit, warn = plan[at + 1], plan[at + 2], plan[at + 3]
+  scope.ends = scope.ends > ends and scope.ends or ends
+  ir, oh = ir + input, oh + output
+  if limit >= 0 and tokens > 0 and iu + ir + ou + oh > limit then
     is_refused = true
-  end
-  if breaks(plan[at + 5], inputs + outputs, tokens) then
-    is_refused = true
-    if value and plan[at + 6] > 0 and tonumber(al) < 100 then
-      exhausted[#exhausted + 1] = { scope, field, value, plan[at + 6], iu + ou }
+    if value and warn > 0 and tonumber(al) < 100 then
+      exhausted[#exhausted + 1] = { scope, field, value, warn, iu + ou }
     end
   end
-  local after = ru .. ' ' .. rr + requests .. ' ' .. iu .. ' ' .. ir + input .. ' ' .. ou .. ' ' .. oh + output .. ' '
-    .. plan[at + 6] .. ' ' .. al
-  at = at + 6
-  return after
+  at = at + 3
+  if string.sub(field, 1, 3) == 'min' then
+    local most_requests, most_input, most_output = plan[at + 1], plan[at + 2], plan[at + 3]
+    if most_requests >= 0 and requests > 0 and ru + rr + requests > most_requests
+      or most_input >= 0 and input > 0 and iu + ir > most_input
+      or most_output >= 0 and output > 0 and ou + oh > most_output then
+      is_refused = true
+    end
+    at = at + 3
+  end
+  return ru .. ' ' .. rr + requests .. ' ' .. iu .. ' ' .. ir .. ' ' .. ou .. ' ' .. oh .. ' ' .. warn .. ' ' .. al
 end
 
 local function flow(value)
@@ -91,6 +92,7 @@ end
 
 for _, scope in ipairs(scopes) do
   local fields, changed = scope[2], {}
+  scope.ends = 0
   local values = redis.call('HMGET', scope[1], unpack(fields))
   for position, field in ipairs(fields) do
     local value = values[position]
@@ -121,7 +123,7 @@ for _, scope in ipairs(scopes) do
   redis.call('HSET', scope[1], unpack(scope.changed))
   if scope.opens then
     turn(scope[1], scope.ends)
-  elseif not scope.ends then
+  elseif scope.ends == 0 then
     redis.call('PEXPIRE', scope[1], FLOW_KEPT)
   end
 end
