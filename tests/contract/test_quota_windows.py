@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import cast
 
 import pytest
 
@@ -201,6 +202,7 @@ def test_what_is_over_leaves_nothing_in_redis_but_the_ledger() -> None:
             clock.advance(20)
             assert await quota.expire() == 1
             clock.advance(40 * DAY)
-            assert {key.decode().rpartition(":")[2] for key in await client.keys()} == {"ledger"}
+            keys = cast("list[bytes]", await client.keys())
+            assert {key.rpartition(b":")[2] for key in keys} == {b"ledger"}
 
     asyncio.run(body())

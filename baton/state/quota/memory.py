@@ -81,12 +81,16 @@ class _Books:
 
 
 class MemoryQuota:
-    """Implements ``QuotaApi`` and ``LedgerApi``. Time is the wall time of the clock."""
+    """Implements ``QuotaApi`` and ``LedgerApi``. Time is the wall time of the clock.
 
-    def __init__(self, clock: Clock, *, remember_seconds: float = 600.0) -> None:
+    ``kept_entries``: how many entries of each organisation's ledger and alerts are kept; None: all.
+    """
+
+    def __init__(self, clock: Clock, *, remember_seconds: float = 600.0, kept_entries: int | None = None) -> None:
         self._clock = clock
         self._calendar = Calendar()
         self._remember = round(remember_seconds * MICROSECONDS)
+        self._kept_entries = kept_entries
         self._books: dict[str, _Books] = {}
 
     async def reserve(self, claim: QuotaClaim) -> QuotaGrant:
@@ -278,6 +282,8 @@ class MemoryQuota:
             energy_millijoules=charge.energy,
         )
         books.ledger.append(entry)
+        if self._kept_entries is not None:
+            del books.ledger[: -self._kept_entries], books.alerts[: -self._kept_entries]
 
     def _tidy(self, books: _Books, now: int) -> None:
         """Forget what Redis lets expire, once a minute."""

@@ -54,7 +54,7 @@ def organisation_prefix(namespace: str, organisation: str) -> str:
 
 
 class SharedQuota:
-    """Implements ``QuotaApi``. Every call ends within ``quota_budget_ms`` or raises StateUnavailable.
+    """Implements ``QuotaApi``. A server that does not answer within ``quota_budget_ms`` is StateUnavailable.
 
     How an admission ended is remembered for ``quota_remember_seconds``, so that telling it again changes nothing.
     """
@@ -67,7 +67,7 @@ class SharedQuota:
         self._clock = clock
         self._server_ahead = 0  # microseconds, as the latest answer told
         self._drawings = Drawings()
-        self._scripts = Scripts(client)
+        self._scripts = Scripts(client, self._budget)
 
     async def reserve(self, claim: QuotaClaim) -> QuotaGrant:
         member, prices = check_claim(claim), claim.prices
@@ -75,7 +75,7 @@ class SharedQuota:
         size = (claim.input_tokens, claim.output_tokens)
         rates = f"{prices.input} {prices.cached} {prices.output}"
         head = (member, claim.owner, _who(claim), rates, *size, lease, self._kept)
-        reply, drawing = await within(self._timely("reserve", claim, head), self._budget, "reserve quota")
+        reply, drawing = await self._timely("reserve", claim, head)
         status, now = cast(bytes, reply[0]), cast(int, reply[1])
         if status == b"in_use":
             raise size_in_use(claim)
@@ -95,15 +95,20 @@ class SharedQuota:
             numbers = f"{told.input_tokens} {told.cached_tokens} {told.output_tokens}"
             rows += [member_of(each.tenant, each.request_id), each.owner, numbers]
         prefix, lease = organisation_prefix(self._namespace, organisation), round(lease_seconds * MICROSECONDS)
-        call = self._scripts.call("renew", prefix, lease, *rows)
-        states = cast("list[bytes]", await within(call, self._budget, "renew quota leases"))
+        states = cast("list[bytes]", await self._scripts.call("renew", prefix, lease, *rows))
         return [LeaseState(state.decode()) for state in states]
 
     async def settle(self, claim: QuotaClaim, delivered: Delivered) -> SettleOutcome:
-        return await within(self._settle(claim, delivered), self._budget, "settle quota")
+        total = Charge.of(delivered, claim.prices)
+        status = await self._end(claim, total)
+        if status == "missing":
+            head = (check_claim(claim), claim.owner, _who(claim), _numbers(total), self._kept)
+            reply, _ = await self._timely("charge", claim, head)
+            status = cast(bytes, reply[0]).decode()
+        return SettleOutcome(status)
 
     async def release(self, claim: QuotaClaim) -> SettleOutcome:
-        status = await within(self._end(claim, NO_CHARGE), self._budget, "release quota")
+        status = await self._end(claim, NO_CHARGE)
         return SettleOutcome.ALREADY if status == "missing" else SettleOutcome(status)
 
     async def expire(self) -> int:
@@ -112,8 +117,7 @@ class SharedQuota:
         for prefix in await within(self._with_open(), SCAN_SECONDS, "find open reservations"):
             found = DUE_AT_ONCE
             while found == DUE_AT_ONCE:
-                call = self._scripts.call("expire", prefix, DUE_AT_ONCE)
-                found = cast(int, await within(call, self._budget, "expire quota reservations"))
+                found = cast(int, await self._scripts.call("expire", prefix, DUE_AT_ONCE))
                 ended += found
         return ended
 
@@ -124,15 +128,6 @@ class SharedQuota:
         return balances(drawing.buckets, counters, now)
 
     # --- parts of a call --------------------------------------------------------------------------------------------
-
-    async def _settle(self, claim: QuotaClaim, delivered: Delivered) -> SettleOutcome:
-        total = Charge.of(delivered, claim.prices)
-        status = await self._end(claim, total)
-        if status == "missing":
-            head = (check_claim(claim), claim.owner, _who(claim), _numbers(total), self._kept)
-            reply, _ = await self._timely("charge", claim, head)
-            status = cast(bytes, reply[0]).decode()
-        return SettleOutcome(status)
 
     async def _end(self, claim: QuotaClaim, total: Charge) -> str:
         prefix = organisation_prefix(self._namespace, claim.account.organisation.name)
