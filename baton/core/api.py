@@ -19,6 +19,7 @@ from baton.core.types import (
     FirstToken,
     GenerateChunk,
     GenerateRequest,
+    KeyRecord,
     KvChunk,
     KvConfirmation,
     KvHandshake,
@@ -26,6 +27,7 @@ from baton.core.types import (
     LedgerEntry,
     ModelCard,
     ModelInfo,
+    Organisation,
     Plan,
     PlanQuery,
     PrefillRequest,
@@ -38,6 +40,7 @@ from baton.core.types import (
     QuotaClaim,
     QuotaGrant,
     SettleOutcome,
+    Tenant,
     TokenChunk,
     TokenRequest,
 )
@@ -130,6 +133,32 @@ class RegistryApi(Protocol):
         ...
 
     async def processes(self) -> Sequence[ProcessRecord]: ...
+
+
+class TenancyApi(Protocol):
+    """Organisations, tenants and keys as everybody sees them. StateUnavailable within the budget of a call.
+
+    Every record has an etag that changes with it. A write names the etag that the writer saw ("" for a new record,
+    "*" for whichever) and returns the new one; Conflict when another write came first.
+    """
+
+    async def account(self, key_id: str) -> Account | None:
+        """A key with its tenant and organisation, all of one moment; None when one of them does not exist."""
+        ...
+
+    async def organisation(self, name: str) -> tuple[Organisation, str] | None:
+        """The record and its etag; None when there is none."""
+        ...
+
+    async def tenant(self, name: str) -> tuple[Tenant, str] | None: ...
+
+    async def key(self, key_id: str) -> tuple[KeyRecord, str] | None: ...
+
+    async def put_organisation(self, organisation: Organisation, etag: str) -> str: ...
+
+    async def put_tenant(self, tenant: Tenant, etag: str) -> str: ...
+
+    async def put_key(self, key: KeyRecord, etag: str) -> str: ...
 
 
 class QuotaApi(Protocol):

@@ -96,6 +96,12 @@ class Draining(Overloaded):
     reason = "DRAINING"
 
 
+class Conflict(BatonError):
+    """Somebody else changed a record since its writer read it: read it again and decide anew."""
+
+    reason = "CONFLICT"
+
+
 class PeerUnavailable(BatonError):
     """A process that the request needed is gone, silent or unreachable."""
 

@@ -31,6 +31,7 @@ _CODES: Final[dict[type[BatonError], grpc.StatusCode]] = {
     errors.PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
     errors.UnknownModel: grpc.StatusCode.NOT_FOUND,
     errors.QuotaExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.Conflict: grpc.StatusCode.ABORTED,
     errors.Overloaded: grpc.StatusCode.UNAVAILABLE,
     errors.PeerUnavailable: grpc.StatusCode.UNAVAILABLE,
     errors.StateUnavailable: grpc.StatusCode.UNAVAILABLE,

@@ -45,6 +45,7 @@ ALL_ERRORS: list[BatonError] = [
     errors.Draining("this server is draining", retry_after=0.1),
     PeerUnavailable("prefill-0 is gone"),
     errors.TransferRejected("ticket is closed"),
+    errors.Conflict("etag: has changed"),
     errors.CorruptTransfer("block 3: checksum differs"),
     Expired("deadline passed"),
     errors.Cancelled("taken over"),

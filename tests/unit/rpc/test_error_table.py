@@ -34,6 +34,7 @@ def status_of(error: BatonError) -> status_pb2.Status:
         (errors.Overloaded, grpc.StatusCode.UNAVAILABLE),
         (errors.PeerUnavailable, grpc.StatusCode.UNAVAILABLE),
         (errors.TransferRejected, grpc.StatusCode.ABORTED),
+        (errors.Conflict, grpc.StatusCode.ABORTED),
         (errors.CorruptTransfer, grpc.StatusCode.DATA_LOSS),
         (errors.Expired, grpc.StatusCode.DEADLINE_EXCEEDED),
         (errors.Cancelled, grpc.StatusCode.CANCELLED),
