@@ -60,6 +60,18 @@ class UnknownModel(BatonError):
     reason = "UNKNOWN_MODEL"
 
 
+class NotFound(BatonError):
+    """There is no resource of this name, or none that the caller may know of."""
+
+    reason = "NOT_FOUND"
+
+
+class AlreadyExists(BatonError):
+    """A resource of this name is there already."""
+
+    reason = "ALREADY_EXISTS"
+
+
 class QuotaExceeded(BatonError):
     """The tenant's limit, not our capacity. ``refusals``: every limit that the request would have broken."""
 

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from typing import Any, TypeVar, cast
 
-from baton.core.types import AwayPolicy, KeyRecord, Limits, Metric, ModelLimits, Organisation, Tenant, Tier
+from baton.core.types import AdminRole, AwayPolicy, KeyRecord, Limits, Metric, ModelLimits, Organisation, Tenant, Tier
 
 Record = TypeVar("Record", Organisation, Tenant, KeyRecord)
 
@@ -35,6 +35,8 @@ def _field(name: str, value: Any) -> object:
         return None if value is None else tuple(value)
     if name == "tier":
         return Tier(value)
+    if name == "role":
+        return AdminRole(value)
     return AwayPolicy(value) if name == "away" else value
 
 

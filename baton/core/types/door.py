@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from baton.core.types.tenancy import Account, KeyRecord, Organisation, Tenant
 from baton.core.types.tokens import FinishReason, Placement, Sampling, StopRules, TokenLogprob, Usage
 
 
@@ -72,9 +73,21 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who is calling: made by the gateway from an API key, never by a client. Higher ``priority`` is served first."""
+    """Who is calling: made by the gateway from an API key, never by a client. Higher ``priority`` is served first.
+
+    ``account`` None: nobody has recorded this tenant, so nothing limits it but our capacity.
+    """
 
     tenant: str
     key_id: str
     salt: bytes = field(default=b"", repr=False)
     priority: int = 0
+    account: Account | None = None
+
+    @property
+    def payer(self) -> Account:
+        """Whose quotas the caller's requests draw on."""
+        if self.account is not None:
+            return self.account
+        unlimited = Tenant(self.tenant, organisation=self.tenant)
+        return Account(Organisation(self.tenant), unlimited, KeyRecord(self.key_id, self.tenant, "", ""))

@@ -20,6 +20,15 @@ class Tier(StrEnum):
     BRONZE = "bronze"
 
 
+class AdminRole(StrEnum):
+    """What a key may do through the admin API; it says nothing of the models that it may use."""
+
+    NONE = "none"
+    VIEWER = "viewer"  # looks at its own tenant
+    TENANT_ADMIN = "tenant_admin"  # its own tenant: keys, and the quotas of tenant and keys
+    PLATFORM_ADMIN = "platform_admin"  # everything
+
+
 class AwayPolicy(StrEnum):
     """What admission does for a tenant while the shared counters cannot be reached."""
 
@@ -122,6 +131,7 @@ class KeyRecord:
     model_limits: tuple[ModelLimits, ...] = ()
     models: tuple[str, ...] | None = None
     priority: int = 0
+    role: AdminRole = AdminRole.NONE
 
     def is_active(self, now: float) -> bool:
         """``now`` in seconds since the Unix epoch."""

@@ -30,6 +30,8 @@ def status_of(error: BatonError) -> status_pb2.Status:
         (errors.Unauthenticated, grpc.StatusCode.UNAUTHENTICATED),
         (errors.PermissionDenied, grpc.StatusCode.PERMISSION_DENIED),
         (errors.UnknownModel, grpc.StatusCode.NOT_FOUND),
+        (errors.NotFound, grpc.StatusCode.NOT_FOUND),
+        (errors.AlreadyExists, grpc.StatusCode.ALREADY_EXISTS),
         (errors.QuotaExceeded, grpc.StatusCode.RESOURCE_EXHAUSTED),
         (errors.Overloaded, grpc.StatusCode.UNAVAILABLE),
         (errors.PeerUnavailable, grpc.StatusCode.UNAVAILABLE),
