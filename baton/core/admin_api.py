@@ -11,6 +11,7 @@ from baton.core.types import (
     AuditEntry,
     AuditPage,
     Commit,
+    Committed,
     IssuedKey,
     KeyRecord,
     LedgerEntry,
@@ -19,7 +20,6 @@ from baton.core.types import (
     QuotaBalance,
     RecordPage,
     RefusalNote,
-    Replayed,
     ResourceName,
     TenancyRecord,
     UsageGroup,
@@ -37,15 +37,15 @@ class RecordsApi(TenancyApi, Protocol):
         """The children of ``parent`` in the order of their ids, beginning behind the id ``after``."""
         ...
 
-    async def commit(self, commit: Commit) -> Replayed | None:
+    async def commit(self, commit: Commit) -> Committed:
         """Do all of it, audit log included, or nothing. The earlier answer, if the request was done before.
 
-        Conflict when a record is not the one expected; NotFound when a parent is missing; InvalidRequest when something
-        is left below ``emptied``.
+        Conflict when a record is not the one expected, AlreadyExists when none was; NotFound when a parent is missing;
+        InvalidRequest when something is left below ``emptied``.
         """
         ...
 
-    async def replayed(self, request: str) -> Replayed | None:
+    async def committed(self, actor: str, request: str) -> Committed | None:
         """The answer to an earlier call with this request id."""
         ...
 

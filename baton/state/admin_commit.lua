@@ -6,7 +6,7 @@ local order = cjson.decode(ARGV[1])
 if order.request ~= '' then
   local answer = redis.call('GET', order.request)
   if answer then
-    return { 'replayed', answer }
+    return { 'repeated', answer }
   end
 end
 for place, parent in ipairs(order.parents) do

@@ -12,15 +12,15 @@ from typing import Any, cast
 
 from redis.asyncio import Redis
 
-from baton.core.errors import Conflict, InvalidRequest, NotFound
+from baton.core.errors import AlreadyExists, BatonError, Conflict, InvalidRequest, NotFound
 from baton.core.tenancy import check_key, check_organisation, check_tenant
 from baton.core.types import (
     AuditEntry,
     Commit,
+    Committed,
     KeyRecord,
     Organisation,
     RecordKind,
-    Replayed,
     ResourceName,
     TenancyRecord,
     Tenant,
@@ -51,22 +51,22 @@ class RedisRecords(RedisTenancy):
         found = cast("list[bytes]", await within_budget(call, self._config, f"list {parent}"))
         return [parent.child(name.decode()) for name in found]
 
-    async def commit(self, commit: Commit) -> Replayed | None:
+    async def commit(self, commit: Commit) -> Committed:
         etags = _checked(commit)
         order = json.dumps(self._order(commit, etags))
         call = self._client.eval(self._commit, 1, self._audit, order)  # pyright: ignore
         answer = cast("list[bytes]", await within_budget(call, self._config, commit.action))  # pyright: ignore
         status, details = answer[0].decode(), [part.decode() for part in answer[1:]]
-        if status == "replayed":
-            return _replayed(details[0])
+        if status == "repeated":
+            return _committed(details[0])
         if status != "done":
             raise _refusal(commit, status, int(details[0]) - 1, details[1] if len(details) > 1 else "")
-        return None
+        return Committed(commit.changes[0].after, etags[0])
 
-    async def replayed(self, request: str) -> Replayed | None:
-        call = self._client.get(self._key("request", request))
+    async def committed(self, actor: str, request: str) -> Committed | None:
+        call = self._client.get(self._request(actor, request))
         found = cast("bytes | None", await within_budget(call, self._config, "look for an earlier call"))
-        return None if found is None else _replayed(found.decode())
+        return None if found is None else _committed(found.decode())
 
     async def audit(self, before: str, limit: int) -> Sequence[AuditEntry]:
         call = self._client.xrevrange(self._audit, f"({before}" if before else "+", "-", limit)  # pyright: ignore
@@ -77,6 +77,9 @@ class RedisRecords(RedisTenancy):
 
     def _index(self, parent: ResourceName) -> str:
         return self._key("names", str(parent))
+
+    def _request(self, actor: str, request: str) -> str:
+        return self._key("request", f"{actor}:{request}")
 
     def _record(self, name: ResourceName) -> str:
         return self._key(name.kind.value, name.id)
@@ -100,7 +103,7 @@ class RedisRecords(RedisTenancy):
         return {
             "actor": commit.actor,
             "action": commit.action,
-            "request": self._key("request", commit.request) if commit.request else "",
+            "request": self._request(commit.actor, commit.request) if commit.request else "",
             "request_id": commit.request,
             "answer": _answer(commit, etags),
             "remember": REMEMBER_SECONDS,
@@ -116,7 +119,7 @@ class MemoryRecords(MemoryTenancy):
     def __init__(self) -> None:
         super().__init__()
         self._names: dict[ResourceName, list[str]] = {}
-        self._answers: dict[str, str] = {}
+        self._answers: dict[tuple[str, str], str] = {}
         self._log: list[AuditEntry] = []
 
     async def names(self, parent: ResourceName, after: str, limit: int) -> Sequence[ResourceName]:
@@ -124,21 +127,21 @@ class MemoryRecords(MemoryTenancy):
         start = bisect_right(held, after) if after else 0
         return [parent.child(name) for name in held[start : start + limit]]
 
-    async def commit(self, commit: Commit) -> Replayed | None:
+    async def commit(self, commit: Commit) -> Committed:
         etags = _checked(commit)
-        if commit.request in self._answers:
-            return _replayed(self._answers[commit.request])
+        if (answer := self._answers.get((commit.actor, commit.request))) is not None:
+            return _committed(answer)
         self._check(commit)
         for change, etag in zip(commit.changes, etags, strict=True):
             self._apply(change.name, change.after, etag)
             self._note(commit, str(change.name), _told(change.before), _told(change.after))
         if commit.request:
-            self._answers[commit.request] = _answer(commit, etags)
-        return None
+            self._answers[commit.actor, commit.request] = _answer(commit, etags)
+        return Committed(commit.changes[0].after, etags[0])
 
-    async def replayed(self, request: str) -> Replayed | None:
-        found = self._answers.get(request)
-        return None if found is None else _replayed(found)
+    async def committed(self, actor: str, request: str) -> Committed | None:
+        found = self._answers.get((actor, request))
+        return None if found is None else _committed(found)
 
     async def audit(self, before: str, limit: int) -> Sequence[AuditEntry]:
         older = [entry for entry in reversed(self._log) if not before or entry.id < before]
@@ -192,7 +195,7 @@ def _leaving(commit: Commit, parent: ResourceName) -> int:
     return sum(change.after is None and change.name.parent == parent for change in commit.changes)
 
 
-def _refusal(commit: Commit, status: str, place: int, found: str) -> Conflict | NotFound | InvalidRequest:
+def _refusal(commit: Commit, status: str, place: int, found: str) -> BatonError:
     if status == "missing":
         return NotFound(f"{commit.parents[place]}: does not exist")
     if status == "occupied":
@@ -202,7 +205,7 @@ def _refusal(commit: Commit, status: str, place: int, found: str) -> Conflict | 
     if not found:
         return Conflict(f"etag: {change.name} does not exist any more, got {change.expected!r}")
     if not change.expected:
-        return Conflict(f"{change.name}: the {change.name.kind} {change.name.id!r} exists already")
+        return AlreadyExists(f"{change.name}: a {change.name.kind} of the id {change.name.id!r} exists already")
     return Conflict(f"etag: {change.name} has changed: must be {found!r}, got {change.expected!r}")
 
 
@@ -221,11 +224,11 @@ def _answer(commit: Commit, etags: Sequence[str]) -> str:
     return json.dumps({"digest": commit.digest, "kind": first.name.kind, "data": data, "etag": etags[0]})
 
 
-def _replayed(answer: str) -> Replayed:
+def _committed(answer: str) -> Committed:
     fields = cast("dict[str, str | None]", json.loads(answer))
     data = fields["data"]
     record = None if data is None else _read(RecordKind(fields["kind"] or ""), data.encode())
-    return Replayed(fields["digest"] or "", record, fields["etag"] or "")
+    return Committed(record, fields["etag"] or "", fields["digest"] or "", repeated=True)
 
 
 def _read(kind: RecordKind, data: bytes) -> TenancyRecord:

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 import pytest
 
 from baton.core.admin_api import RecordsApi, RefusalsApi
-from baton.core.errors import Conflict, InvalidRequest, NotFound
+from baton.core.errors import AlreadyExists, Conflict, InvalidRequest, NotFound
 from baton.core.types import (
     AdminRole,
     Commit,
+    Committed,
     KeyRecord,
     Level,
     Limits,
@@ -24,7 +25,6 @@ from baton.core.types import (
     QuotaRefusal,
     RecordChange,
     RefusalNote,
-    Replayed,
     ResourceName,
     Tenant,
 )
@@ -50,7 +50,8 @@ class Stores:
         for name, record in changes:
             parents = (name.parent,) if name.parent.organisation else ()
             change = RecordChange(name, "", None, record)
-            assert await self.records.commit(Commit("root", f"create {name.kind}", (change,), parents)) is None
+            done = await self.records.commit(Commit("root", f"create {name.kind}", (change,), parents))
+            assert done.record == record and not done.repeated
 
     async def etags(self) -> tuple[str, str, str]:
         organisation = await self.records.organisation("umbrella")
@@ -132,7 +133,7 @@ def test_of_a_commit_that_meets_another_write_nothing_happens(in_each_store: InS
         stale = RecordChange(ACME, "stale", TENANT, replace(TENANT, models=("m",)))
         with pytest.raises(Conflict, match="has changed"):
             await stores.records.commit(Commit("root", "update", (good, stale)))
-        with pytest.raises(Conflict, match="exists already"):
+        with pytest.raises(AlreadyExists, match="acme"):
             await stores.records.commit(Commit("root", "create", (good, RecordChange(ACME, "", None, TENANT))))
         gone = RecordChange(ACME.child("k9"), "etag", KEY, KEY)
         with pytest.raises(Conflict, match="does not exist"):
@@ -175,18 +176,18 @@ def test_a_child_needs_its_parent_and_a_parent_goes_last(in_each_store: InStores
 
 def test_a_request_id_is_done_once_and_answered_again(in_each_store: InStores) -> None:
     async def body(stores: Stores) -> None:
-        assert await stores.records.replayed("r1") is None
+        records = stores.records
+        assert await records.committed("root", "r1") is None
         change = RecordChange(UMBRELLA, "", None, ORGANISATION)
         commit = Commit("root", "create", (change,), request="r1", digest="d")
-        assert await stores.records.commit(commit) is None
-        found = await stores.records.organisation("umbrella")
-        assert found is not None
-        assert await stores.records.replayed("r1") == Replayed("d", ORGANISATION, found[1])
-        assert await stores.records.commit(commit) == Replayed("d", ORGANISATION, found[1])
-        assert len(await stores.records.audit("", 10)) == 1
-        deletion = RecordChange(UMBRELLA, found[1], ORGANISATION, None)
-        await stores.records.commit(Commit("root", "delete", (deletion,), request="r2", digest="e"))
-        answer = await stores.records.replayed("r2")
+        done = await records.commit(commit)
+        again = Committed(ORGANISATION, done.etag, "d", repeated=True)
+        assert await records.committed("root", "r1") == again == await records.commit(commit)
+        assert await records.committed("somebody", "r1") is None
+        assert len(await records.audit("", 10)) == 1
+        deletion = RecordChange(UMBRELLA, done.etag, ORGANISATION, None)
+        await records.commit(Commit("root", "delete", (deletion,), request="r2", digest="e"))
+        answer = await records.committed("root", "r2")
         assert answer is not None and (answer.digest, answer.record) == ("e", None)
 
     in_each_store(body)

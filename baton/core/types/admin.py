@@ -116,8 +116,8 @@ class RecordChange:
 class Commit:
     """Changes that happen all or not at all, each with an entry in the audit log.
 
-    ``parents`` must exist; below ``emptied`` nothing may be left. ``request`` empty: not idempotent; ``digest`` tells a
-    repeated call from another one under the same id. The answer to a repeated call is the first change's record.
+    ``parents`` must exist; below ``emptied`` nothing may be left. ``actor`` is the resource name of the key that asks;
+    ``request`` its id for this call, or empty: not idempotent; ``digest`` tells a repeated call from another one.
     """
 
     actor: str
@@ -130,12 +130,14 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
-    """The answer to an earlier call with the same request id; ``record`` None: it deleted."""
+class Committed:
+    """The first change of a commit as it was written; ``record`` None: it was deleted. ``repeated``: by an earlier call
+    with the same request id, whose ``digest`` this is."""
 
-    digest: str
     record: TenancyRecord | None
     etag: str
+    digest: str = ""
+    repeated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
