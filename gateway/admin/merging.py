@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from baton.core.errors import InvalidRequest
-from baton.core.types import KeyRecord, Limits, Organisation, Tenant, TenancyRecord
+from baton.core.types import KeyRecord, Limits, Organisation, TenancyRecord, Tenant
 
 EVERYTHING = "*"
 _MUTABLE: dict[type, tuple[str, ...]] = {
