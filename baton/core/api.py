@@ -208,6 +208,18 @@ class LedgerApi(Protocol):
         ...
 
 
+class LedgerSink(Protocol):
+    """Where a ledger is kept for good: a file, a warehouse. Entries come in order, the same ones perhaps again."""
+
+    async def latest(self, organisation: str) -> str:
+        """The id of the last entry that is kept; "" for none."""
+        ...
+
+    async def append(self, organisation: str, entries: Sequence[LedgerEntry]) -> None:
+        """Returns when they are kept."""
+        ...
+
+
 # --- the engine -------------------------------------------------------------------------------------------------------
 
 

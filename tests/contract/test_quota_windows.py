@@ -190,6 +190,20 @@ def test_a_server_restarted_empty_charges_what_it_forgot_once() -> None:
     asyncio.run(body())
 
 
+def test_a_busy_tenant_keeps_the_latest_windows_only() -> None:
+    async def body() -> None:
+        async with fake_client() as (client, clock):
+            quota = SharedQuota(client, PATIENT, clock)
+            for number in range(300):
+                order = claim(account(Limits(requests_per_minute=50)), f"req-{number}")
+                await quota.reserve(order)
+                await quota.settle(order, Delivered(10, 0, 5))
+                clock.advance(60 if number < 200 else 40_000)
+                assert await client.hlen("baton:{umbrella}:quota:tenant:acme:") <= 10
+
+    asyncio.run(body())
+
+
 def test_what_is_over_leaves_nothing_in_redis_but_the_ledger() -> None:
     async def body() -> None:
         async with fake_client() as (client, clock):

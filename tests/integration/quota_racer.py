@@ -22,9 +22,9 @@ from baton.state.redis_client import connect
 
 PASSWORD = "secret"
 LEASE_SECONDS = 3.0
-LIMITS = Limits(requests_per_minute=100, tokens_per_minute=10_000, tokens_per_day=9_000, concurrency=90)
+LIMITS = Limits(requests_per_minute=100, tokens_per_minute=10_000, tokens_per_day=6_000, concurrency=90)
 ACCOUNT = Account(
-    Organisation("umbrella", Limits(tokens_per_month=8_000)),
+    Organisation("umbrella", Limits(tokens_per_month=5_000)),
     Tenant("acme", "umbrella", limits=LIMITS),
     KeyRecord("k1", "acme", "k1.abcd", "00"),
 )

@@ -57,9 +57,9 @@ def test_racing_gateways_overshoot_no_limit_and_leave_nothing_reserved() -> None
     assert {entry.request_id: entry.input_tokens + entry.output_tokens for entry in entries} == admitted
     day = next(b for b in balances if b.metric is Metric.TOKENS_PER_DAY)
     month = next(b for b in balances if b.metric is Metric.TOKENS_PER_MONTH and b.limit is not None)
-    assert month.used == sum(admitted.values()) <= 8_000
-    assert day.used <= 9_000
+    assert month.used == sum(admitted.values()) <= 5_000
+    assert day.used <= 6_000
     for minute in {entry.debited_at // MINUTE for entry in entries}:
         within = [entry for entry in entries if entry.debited_at // MINUTE == minute]
         assert len(within) <= 100
-    assert len(admitted) > 70, "what is refunded is there for others"
+    assert len(admitted) >= 5_000 // 100
