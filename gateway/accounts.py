@@ -1,7 +1,8 @@
 """Who holds a key and pays for its requests, as the shared state says, remembered for a moment.
 
 A revoked key is refused within ``max_age`` and one look-up, on every gateway, without anybody being told. While Redis
-is away, keys seen before go on for ``stale_seconds``: nobody can revoke one there meanwhile either.
+is away, keys seen before go on for ``stale_seconds``: nobody can revoke one there meanwhile either. The first of them
+waits ``patience`` for a look-up; until one succeeds the others wait for none.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Protocol
 
-from baton.core.api import TenancyApi
 from baton.core.clock import Clock
 from baton.core.errors import InvalidRequest, StateUnavailable, Unauthenticated
 from baton.core.tenancy import check_name
@@ -26,6 +27,7 @@ class AccountPolicy:
 
     max_age: float = 0.5
     stale_seconds: float = 300.0
+    patience: float = 0.05
     known: int = 20_000
 
 
@@ -35,41 +37,55 @@ class _Seen:
     at: float
 
 
+class AccountSource(Protocol):
+    """Of ``TenancyApi``, what is asked here."""
+
+    async def account(self, key_id: str) -> Account | None: ...
+
+
 class Accounts:
-    def __init__(self, tenancy: TenancyApi, secret: ServerSecret, clock: Clock, policy: AccountPolicy) -> None:
+    def __init__(self, tenancy: AccountSource, secret: ServerSecret, clock: Clock, policy: AccountPolicy) -> None:
         self._tenancy = tenancy
         self._secret = secret
         self._clock = clock
         self._policy = policy
         self._seen: OrderedDict[str, _Seen] = OrderedDict()
         self._reading: dict[str, asyncio.Task[_Seen]] = {}
+        self._is_away = False
 
     async def authenticate(self, presented: str | None) -> tuple[Principal, Account]:
         """Raises Unauthenticated without saying which part was wrong; StateUnavailable when nobody can tell."""
         if not presented:
             raise Unauthenticated("no API key: send the metadata 'authorization: Bearer KEY' or 'x-api-key: KEY'")
         key_id, _, secret = presented.partition(".")
-        account = await self._account(key_id)
+        account = await self.known(key_id)
         key = account.key if account is not None else _NOBODY
         is_right = self._secret.proves(key, secret)
-        if account is None or not is_right or not key.is_active(self._clock.wall()):
+        if account is None or not is_right or not self.is_active(account):
             raise Unauthenticated("the API key is not valid")
         tenant = account.tenant
         return Principal(tenant.name, key.id, self._secret.salt(tenant), key.priority), account
 
-    async def _account(self, key_id: str) -> Account | None:
+    def is_active(self, account: Account) -> bool:
+        return account.key.is_active(self._clock.wall())
+
+    async def known(self, key_id: str) -> Account | None:
+        """Whose key this is, whoever presents it. StateUnavailable when nobody can tell."""
         try:
             check_name("key.id", key_id)
         except InvalidRequest:
             return None
         seen = self._seen.get(key_id)
-        if seen is not None and self._clock.now() - seen.at < self._policy.max_age:
+        age = None if seen is None else self._clock.now() - seen.at
+        if seen is not None and age is not None and age < self._policy.max_age:
             return seen.account
-        try:
+        if seen is None or age is None or age > self._policy.stale_seconds:
             return (await self._read_once(key_id)).account
-        except StateUnavailable:
-            if seen is None or self._clock.now() - seen.at > self._policy.stale_seconds:
-                raise
+        try:
+            async with asyncio.timeout(0 if self._is_away else self._policy.patience):
+                return (await self._read_once(key_id)).account
+        except (StateUnavailable, TimeoutError):
+            self._is_away = True
             return seen.account
 
     async def _read_once(self, key_id: str) -> _Seen:
@@ -78,8 +94,13 @@ class Accounts:
         if reading is None:
             reading = asyncio.create_task(self._read(key_id), name="read an account")
             self._reading[key_id] = reading
-            reading.add_done_callback(lambda _: self._reading.pop(key_id, None))
+            reading.add_done_callback(lambda done: self._end(key_id, done))
         return await asyncio.shield(reading)
+
+    def _end(self, key_id: str, done: asyncio.Task[_Seen]) -> None:
+        """Also looks at the failure of a look-up that nobody waited for."""
+        self._reading.pop(key_id, None)
+        self._is_away = not done.cancelled() and done.exception() is not None
 
     async def _read(self, key_id: str) -> _Seen:
         asked_at = self._clock.now()  # a change that comes while the answer is on its way is seen next time

@@ -31,11 +31,12 @@ from baton.engine.client import threaded_engine
 from baton.engine.config import EngineConfig
 from baton.engine.fake import FakeRunner, fake_card
 from baton.engine.runner import Runner
+from baton.state.refusals import MemoryRefusals
 from baton.state.registry import MemoryRegistry
 from gateway.fleet import FleetView
-from gateway.keys import KeyRing, new_key, new_server_secret
 from gateway.parts import build_gateway
 from gateway.prompt import ModelText, Prompts
+from gateway.refusal_log import RefusalLog
 from gateway.relay import RelayPolicy
 from gateway.service import Gateway, GatewayPolicy
 from services.kvtransfer.config import KvTransferConfig
@@ -45,6 +46,7 @@ from services.worker.parts import build_parts
 from tests.answers import Answer, tokens
 from tests.gates import GENEROUS_SECONDS, OfferGate, StepGate
 from tests.networks import DirectNetwork, Network, StackWorker, WireNetwork
+from tests.quotas import memory_admission
 
 ALWAYS_REMOTE = PlannerConfig(local_prefill_max_tokens=0)
 SMALL_MESSAGES = KvTransferConfig(max_message_bytes=2 * 16 * 16, acknowledge_seconds=GENEROUS_SECONDS)  # 2 blocks each
@@ -117,15 +119,16 @@ class Stack:
         return FakeRunner(card, self.engine.kv_blocks, steps_ahead=self.steps_ahead, on_step=gate)
 
     def _gateway(self) -> Gateway:
-        _, key = new_key("tests", "acme")
+        clock = SystemClock()
         return build_gateway(
-            keys=KeyRing(new_server_secret(), [key]),
             fleet=self.fleet,
             prompts=Prompts(self.texts),
+            admission=memory_admission(clock),
+            refusals=RefusalLog(MemoryRefusals(), clock),
             planner=self.planner,
             links=self.joined.decode,
             meter=SilentMeter(),
-            clock=SystemClock(),
+            clock=clock,
             ids=CountingIds(),
             policy=GatewayPolicy(),
             relay=RelayPolicy(),
