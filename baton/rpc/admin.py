@@ -203,7 +203,7 @@ class _Servicer(_Keys):
     async def ExplainRefusal(self, request: pb.ExplainRefusalRequest, context: Context) -> pb.ExplainRefusalResponse:
         require(request, "request_id")
         caller = await self._caller(context)
-        tenant = parse_resource_name("parent", request.parent, _TENANT)
+        tenant = parse_resource_name("parent", request.parent, _TENANT) if request.parent else ResourceName()
         return wire.note_to_wire(await self._admin.explain(tenant, request.request_id, caller))
 
     async def ListQuotaAlerts(self, request: pb.ListQuotaAlertsRequest, context: Context) -> pb.ListQuotaAlertsResponse:

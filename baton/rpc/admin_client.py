@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from typing import Any, TypeVar
 
 import grpc.aio
@@ -154,7 +154,7 @@ class AdminClient:
         answer = await self._call(self._stub.QueryUsage, request)
         return tuple(map(wire.sum_from_wire, answer.sums))
 
-    async def export_usage(self, query: UsageQuery) -> AsyncIterator[LedgerEntry]:
+    async def export_usage(self, query: UsageQuery) -> AsyncGenerator[LedgerEntry, None]:
         request = pb.ExportUsageRequest(filter=wire.filter_to_wire(query))
         call = self._stub.ExportUsage(request, metadata=self._channel.metadata())
         try:

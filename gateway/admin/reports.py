@@ -30,7 +30,7 @@ from baton.core.types import (
     Versioned,
 )
 from gateway.admin.parts import AdminParts, find
-from gateway.admin.rights import check_platform, check_reads
+from gateway.admin.rights import check_platform, check_reads, home, seen_from
 
 DEFAULT_PAGE, MAX_PAGE = 50, 1000
 LEDGER_AT_ONCE = 1000
@@ -79,6 +79,7 @@ class AdminReports:
         return tuple(balance for balance in balances if balance.level in levels)
 
     async def explain(self, tenant: ResourceName, request_id: str, caller: Account) -> RefusalNote:
+        tenant = tenant if tenant.organisation else home(caller)
         if tenant.kind is not RecordKind.TENANT:
             raise InvalidRequest.out_of_range("parent", repr(str(tenant)), "must name a tenant")
         check_reads(caller, tenant)
@@ -97,6 +98,7 @@ class AdminReports:
     # --- usage ------------------------------------------------------------------------------------------------------
 
     async def export_usage(self, query: UsageQuery, caller: Account) -> AsyncIterator[LedgerEntry]:
+        query = replace(query, parent=seen_from(query.parent, caller))
         self._check_usage(query, caller)
         async with closing(self._organisations(query.parent)) as organisations:
             async for organisation in organisations:
@@ -146,6 +148,7 @@ class AdminReports:
 
     async def audit(self, parent: ResourceName, paging: Paging, caller: Account) -> AuditPage:
         """A page may hold fewer entries than asked for and still have a next one: the log is read in bounded steps."""
+        parent = seen_from(parent, caller)
         if not parent.tenant:
             check_platform(caller, "the audit log beyond one tenant")
         check_reads(caller, parent)

@@ -30,6 +30,11 @@ def is_platform(caller: Account) -> bool:
     return caller.key.role is AdminRole.PLATFORM_ADMIN
 
 
+def seen_from(name: ResourceName, caller: Account) -> ResourceName:
+    """What the root stands for: everything for a platform admin, for others their tenant."""
+    return name if name.organisation or is_platform(caller) else home(caller)
+
+
 def check_platform(caller: Account, what: str) -> None:
     _check_any(caller)
     if not is_platform(caller):
