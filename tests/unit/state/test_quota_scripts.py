@@ -24,6 +24,12 @@ class WatchedRedis(fakeredis.FakeAsyncRedis):
         self.answering.set()
         self.batches: list[int] = []
 
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        if args[0] == "EVALSHA":
+            self.batches.append(1)
+            await self.answering.wait()
+        return await super().execute_command(*args, **options)
+
     def pipeline(self, *args: Any, **kwargs: Any) -> Any:
         pipe = super().pipeline(*args, **kwargs)
         execute = pipe.execute
