@@ -34,7 +34,7 @@ from baton.state.quota.buckets import share_of
 log = logging.getLogger(__name__)
 
 NOT_SERVED = (Overloaded, PeerUnavailable, StateUnavailable)  # ours to answer for, if nothing was delivered
-MISSES_BEFORE_AWAY = 3  # in a row; a single slow answer costs its own request the shared counters, no other
+MISSES_BEFORE_AWAY = 3  # one after the other; a single slow answer costs those that waited for it, and nobody else
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,7 @@ class Admission:
         self._name = f"{ids.epoch():016x}"
         self._admissions = 0
         self._misses = 0
+        self._missed_at = clock.now()
         self._open: dict[str, Grant] = {}
         self._endings: deque[_Ending] = deque()
         self._ending_tasks: set[asyncio.Task[None]] = set()
@@ -286,10 +287,13 @@ class Admission:
     @contextmanager
     def _watched(self) -> Iterator[None]:
         """Around a call to the shared counters: what it says of whether they are away. One line a change."""
+        started = self._clock.now()
         try:
             yield
         except StateUnavailable as error:
-            self._misses += 1
+            if started < self._missed_at:
+                raise  # the same miss: many wait for one answer
+            self._misses, self._missed_at = self._misses + 1, self._clock.now()
             if self._misses == MISSES_BEFORE_AWAY:
                 self._degraded_gauge.set(1)
                 log.warning("quota counters are away, each tenant's policy decides", extra={"error": error.message})

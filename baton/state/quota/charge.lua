@@ -4,7 +4,7 @@
 -- plan, the latter two as for a reservation. Answers {status, now}: settled, already, superseded (the request is reserved
 -- again), elsewhen (the windows do not hold the server's time).
 
-local member, owner, drawn, plan = ARGV[2], ARGV[3], ARGV[7], numbers(ARGV[8])
+local member, owner, drawn, plan = ARGV[2], ARGV[3], ARGV[7], cjson.decode(ARGV[8])
 local at = timely(plan)
 if not at then
   return { 'elsewhen', now }

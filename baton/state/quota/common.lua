@@ -9,7 +9,8 @@
 --                   warned of; and the field flow, "running arrival", the latter that of the burst
 -- <prefix>ledger, <prefix>alerts   streams
 --
--- What a claim draws on is told as lines "field field ...|scope". Few calls and few strings: a script holds up the server.
+-- What a claim draws on is told in JSON, [[scope, [field, ...]], ...], which is parsed faster than any text of our own:
+-- a script holds up the server, so it makes few calls and few strings.
 -- Numbers are whole and below 2^53, so Lua's doubles hold them; `..` writes 14 digits, enough for counts, int() all.
 
 local prefix = ARGV[1]
@@ -43,15 +44,11 @@ local function above(more, less)
   return 0
 end
 
--- The scopes of a text of lines: {key, fields, name}.
+-- The scopes of what is drawn on: {key, fields, name}.
 local function scopes_of(drawn)
-  local found = {}
-  for names, scope in string.gmatch(drawn, '([^|\n]*)|([^\n]*)') do
-    local fields = {}
-    for field in string.gmatch(names, '%S+') do
-      fields[#fields + 1] = field
-    end
-    found[#found + 1] = { prefix .. scope, fields, scope }
+  local found = cjson.decode(drawn)
+  for position, scope in ipairs(found) do
+    found[position] = { prefix .. scope[1], scope[2], scope[1] }
   end
   return found
 end

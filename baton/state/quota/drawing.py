@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -14,16 +15,16 @@ KNOWN_DRAWINGS = 10_000  # of the latest tenants, keys and models
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """``lines`` name the fields of each scope, ``plan`` holds bounds and limits, both as ``reserve.lua`` explains them.
+    """``drawn`` names the fields of each scope, ``plan`` holds bounds and limits, as the scripts explain them.
 
-    ``scopes``: for each line, the scope's name and the buckets behind its fields; ``buckets``: the same ones, by kind.
+    ``scopes``: for each entry, the scope's name and the buckets behind its fields; ``buckets``: the same ones, by kind.
     """
 
     account: Account
     buckets: Buckets
     scopes: tuple[tuple[str, tuple[WindowBucket | FlowBucket, ...]], ...]
     windows: tuple[Window, ...]
-    lines: str
+    drawn: str
     plan: str
 
     def holds(self, moment: int) -> bool:
@@ -65,8 +66,8 @@ class Drawings:
             buckets,
             tuple((name, tuple(drawn)) for name, drawn in by_scope.items()),
             windows,
-            "\n".join(f"{' '.join(bucket.field for bucket in drawn)}|{name}" for name, drawn in by_scope.items()),
-            " ".join(map(str, numbers)),
+            json.dumps([[name, [bucket.field for bucket in drawn]] for name, drawn in by_scope.items()]),
+            json.dumps(numbers),
         )
 
 

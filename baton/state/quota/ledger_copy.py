@@ -1,6 +1,6 @@
 """The ledger, copied to where it is kept for good: entries after the last one that is there, in order.
 
-Redis keeps a ledger until it is trimmed, so a copy that stops anywhere goes on from there; it loses and doubles nothing.
+Redis keeps a ledger until it is trimmed, so a copy that stops anywhere goes on from there: nothing is lost, or twice.
 """
 
 from __future__ import annotations

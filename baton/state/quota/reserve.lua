@@ -1,7 +1,7 @@
 -- Reserves what a claim needs in all its buckets, or nothing in any.
 --
 -- ARGV: prefix, member, owner, who, prices, input, output, lease (microseconds), kept (milliseconds), drawn, plan. The
--- plan is numbers: how many windows there are, their starts and ends, then, in the order of `drawn`, for a window its end,
+-- plan is a JSON list of numbers: how many windows there are, their starts and ends, then, in the order of `drawn`, for a window its end,
 -- its limit of tokens and the limit to warn of, and of a minute those of requests, input and output, too; for a flow
 -- concurrency, burst and the burst's interval. -1: no limit.
 --
@@ -11,7 +11,7 @@
 
 local member, owner, kept = ARGV[2], ARGV[3], ARGV[9]
 local input, output, lease = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
-local drawn, plan = ARGV[10], numbers(ARGV[11])
+local drawn, plan = ARGV[10], cjson.decode(ARGV[11])
 local DUE = 16
 
 local at = timely(plan)

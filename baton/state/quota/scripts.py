@@ -1,7 +1,7 @@
 """The quota scripts, called over one connection: calls that come while others are on their way go together next.
 
 A call for each request at once would take a connection each, and most of the time in system calls. So bursts of
-thousands cost one round trip for every ``BATCH`` of them, and a lone call none more than it would anyway.
+thousands cost one round trip for every ``BATCH`` of them, and a lone call no more than it would anyway.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Protocol, cast
 
 from redis.asyncio import Redis
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from baton.core.errors import StateUnavailable
 from baton.state.redis_client import within
@@ -104,8 +104,17 @@ class Scripts:
                 call.answer.set_result(answer)
 
     async def _answers(self, batch: Sequence[_Call]) -> list[object]:
-        """Errors of single calls are among the answers."""
+        """Errors of single calls are among the answers. A pipeline costs a lone call more than it saves."""
+        if len(batch) == 1:
+            try:
+                return [await cast("Awaitable[object]", self._evaluate(self._client, batch[0]))]
+            except ResponseError as error:
+                return [error]
         async with self._client.pipeline(transaction=False) as pipe:
             for call in batch:
-                cast(_Evaluator, pipe).evalsha(self._hashes[call.name], 1, *call.arguments)
+                self._evaluate(pipe, call)
             return cast("list[object]", await pipe.execute(raise_on_error=False))
+
+    def _evaluate(self, where: object, call: _Call) -> object:
+        """At once by a client, later by a pipeline."""
+        return cast(_Evaluator, where).evalsha(self._hashes[call.name], 1, *call.arguments)

@@ -141,7 +141,7 @@ class SharedQuota:
         prefix = organisation_prefix(self._namespace, claim.account.organisation.name)
         for _ in range(ATTEMPTS):
             drawing = self._drawings.of(claim.account, claim.model, self._now())
-            reply = cast("list[object]", await self._scripts.call(script, prefix, *head, drawing.lines, drawing.plan))
+            reply = cast("list[object]", await self._scripts.call(script, prefix, *head, drawing.drawn, drawing.plan))
             self._server_ahead = cast(int, reply[1]) - round(self._clock.wall() * MICROSECONDS)
             if reply[0] != b"elsewhen":
                 return reply, drawing

@@ -189,6 +189,24 @@ def test_no_request_asks_for_counters_that_are_known_to_be_away() -> None:
     asyncio.run(body())
 
 
+def test_one_answer_that_many_wait_for_in_vain_is_no_outage() -> None:
+    async def body() -> None:
+        async with gate() as built:
+            built.shared.thawed.clear()
+            waiting = [asyncio.create_task(serve(built, f"a{number}")) for number in range(20)]
+            for _ in range(TURNS):
+                await asyncio.sleep(0)
+            built.clock.advance(0.05)
+            built.shared.is_away = True
+            built.shared.thawed.set()
+            await asyncio.sleep(0)
+            built.shared.is_away = False
+            assert any([*await asyncio.gather(*waiting)])
+            assert not built.admission.degraded
+
+    asyncio.run(body())
+
+
 def test_an_outage_is_reconciled_before_the_shared_counters_decide_again() -> None:
     limits = Limits(tokens_per_day=100)
 
