@@ -79,6 +79,8 @@ def _add_key(actions: Commands) -> None:
     update = add_write(actions, "update", "change the fields that are named", _update)
     for parser in (create, update):
         _add_key_fields(parser)
+    for parser in (create, rotate):
+        parser.add_argument("--quiet", action="store_true", help="print the key alone")
     for parser in (
         rotate,
         update,
@@ -166,6 +168,9 @@ async def _revoke(arguments: argparse.Namespace, client: AdminClient) -> int:
 
 
 def _show_secret(arguments: argparse.Namespace, key: Versioned, secret: str) -> int:
+    if arguments.quiet:
+        print(secret)
+        return 0
     if secret:
         say("the key is shown this once")
     return show(arguments, [record_row(key) | {"key": secret}], one=True)
