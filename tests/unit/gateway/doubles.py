@@ -36,6 +36,7 @@ from baton.core.types import (
     Usage,
     WorkerState,
 )
+from baton.state.quota.memory import MemoryQuota
 from baton.state.refusals import MemoryRefusals
 from baton.text.tokenizer import Tokenizer
 from baton.text.vocabulary import parse_decoder
@@ -210,14 +211,15 @@ class Fleet:
         self.view.update([record(worker_id) for worker_id in self.workers])
         self.key, stored = new_key("local", "acme", key_models)
         self.keys = KeyRing("0" * 64, [stored])
-        self.callers, self.refusals = file_callers(self.keys), MemoryRefusals()
+        self.callers = file_callers(self.keys)
+        self.quota, self.refusals = MemoryQuota(clock), MemoryRefusals()
         self.caller: Principal = self.keys.authenticate(self.key)
         self.tokenizer = byte_tokenizer()
         texts = {MODEL: ModelText(self.tokenizer, _render)} if text else {}
         self.gateway = build_gateway(
             fleet=self.view,
             prompts=Prompts(texts),
-            admission=memory_admission(clock, meter),
+            admission=memory_admission(clock, meter, self.quota),
             refusals=RefusalLog(self.refusals, clock),
             planner=self.planner,
             links=lambda where: self.workers[where.worker_id],

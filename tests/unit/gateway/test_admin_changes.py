@@ -21,7 +21,7 @@ from baton.core.types import (
     Tier,
     WriteOptions,
 )
-from tests.unit.gateway.admin_world import ACME, NEW, ROOT, UMBRELLA, WHICHEVER, AdminWorld
+from tests.admin_world import ACME, NEW, ROOT, UMBRELLA, WHICHEVER, AdminWorld
 
 
 def in_world(body: Callable[[AdminWorld], Awaitable[None]]) -> None:
