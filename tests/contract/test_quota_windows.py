@@ -190,6 +190,23 @@ def test_a_server_restarted_empty_charges_what_it_forgot_once() -> None:
     asyncio.run(body())
 
 
+def test_counters_that_were_evicted_begin_anew_and_stay_sound() -> None:
+    async def body() -> None:
+        async with fake_client() as (client, clock):
+            quota = SharedQuota(client, PATIENT, clock)
+            orders = [claim(account(Limits(tokens_per_minute=500)), f"req-{number}") for number in range(3)]
+            await quota.reserve(orders[0])
+            await client.delete("baton:{umbrella}:quota:tenant:acme:")
+            await quota.reserve(orders[1])
+            for order in orders[:2]:
+                await quota.settle(order, Delivered(10, 0, 5))
+            await quota.reserve(orders[2])
+            day = next(b for b in await quota.balances(account(), "m") if b.metric == "tokens_per_day")
+            assert (day.used, day.reserved) == (30, 30)
+
+    asyncio.run(body())
+
+
 def test_a_busy_tenant_keeps_the_latest_windows_only() -> None:
     async def body() -> None:
         async with fake_client() as (client, clock):

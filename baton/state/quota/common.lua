@@ -83,6 +83,7 @@ local function warned(field, scope, used, limit, before)
 end
 
 -- Moves what was held to what was used, in every window that is still there; a request in progress less if it leaves.
+-- Counters that were evicted and begun anew do not know what is given back to them; they stop at 0.
 local function move(drawn, held, used, leaves)
   for _, scope in ipairs(scopes_of(drawn)) do
     local key, fields, name = scope[1], scope[2], scope[3]
@@ -96,8 +97,8 @@ local function move(drawn, held, used, leaves)
         local ru, rr, iu, ir, ou, oh, lt, al = string.match(value, COUNTERS)
         local input, output = iu + used[2], ou + used[3]
         al = warned(field, name, input + output, tonumber(lt), tonumber(al))
-        after = ru + used[1] .. ' ' .. rr - held[1] .. ' ' .. input .. ' ' .. ir - held[2] .. ' ' .. output .. ' '
-          .. oh - held[3] .. ' ' .. lt .. ' ' .. al
+        after = ru + used[1] .. ' ' .. above(tonumber(rr), held[1]) .. ' ' .. input .. ' '
+          .. above(tonumber(ir), held[2]) .. ' ' .. output .. ' ' .. above(tonumber(oh), held[3]) .. ' ' .. lt .. ' ' .. al
       end
       if after then
         changed[#changed + 1] = field

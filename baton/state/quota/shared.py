@@ -16,6 +16,7 @@ from redis.asyncio import Redis
 
 from baton.core.clock import Clock
 from baton.core.errors import QuotaExceeded, StateUnavailable
+from baton.core.streams import closing
 from baton.core.types import (
     Account,
     Delivered,
@@ -46,7 +47,7 @@ from baton.state.redis_client import within
 
 DUE_AT_ONCE = 100  # leases that one call ends: a script holds up the server
 ATTEMPTS = 3  # a window may end between two of them, not between three
-SCAN_SECONDS = 1.0  # a walk over all keys of the database, in the background
+SCANNED_AT_ONCE = 1000  # keys
 
 
 def organisation_prefix(namespace: str, organisation: str) -> str:
@@ -114,11 +115,9 @@ class SharedQuota:
     async def expire(self) -> int:
         """Of every organisation that has reservations, whoever made them. Each of its calls has the budget anew."""
         ended = 0
-        for prefix in await within(self._with_open(), SCAN_SECONDS, "find open reservations"):
-            found = DUE_AT_ONCE
-            while found == DUE_AT_ONCE:
-                found = cast(int, await self._scripts.call("expire", prefix, DUE_AT_ONCE))
-                ended += found
+        async with closing(self._with_open()) as prefixes:
+            async for prefix in prefixes:
+                ended += await self._expire(prefix)
         return ended
 
     async def balances(self, account: Account, model: str) -> tuple[QuotaBalance, ...]:
@@ -126,6 +125,13 @@ class SharedQuota:
         drawing = self._drawings.of(account, model, now)
         counters = await within(self._read(account, drawing), self._budget, "read quota counters")
         return balances(drawing.buckets, counters, now)
+
+    async def _expire(self, prefix: str) -> int:
+        ended, found = 0, DUE_AT_ONCE
+        while found == DUE_AT_ONCE:
+            found = cast(int, await self._scripts.call("expire", prefix, DUE_AT_ONCE))
+            ended += found
+        return ended
 
     # --- parts of a call --------------------------------------------------------------------------------------------
 
@@ -155,10 +161,17 @@ class SharedQuota:
             rows = cast("list[list[bytes | None]]", await pipe.execute())
         return _counters([value or b"" for row in rows for value in row], drawing)
 
-    async def _with_open(self) -> list[str]:
-        pattern = organisation_prefix(self._namespace, "*") + "open"
-        found = cast("AsyncIterator[bytes]", self._client.scan_iter(match=pattern, count=1000))  # pyright: ignore
-        return sorted([key.decode().removesuffix("open") async for key in found])
+    async def _with_open(self) -> AsyncIterator[str]:
+        """Prefixes of organisations with open reservations: a walk over all keys, in steps of a budget each."""
+        pattern, cursor, seen = organisation_prefix(self._namespace, "*") + "open", 0, set[bytes]()
+        while True:
+            step = self._client.scan(cursor, match=pattern, count=SCANNED_AT_ONCE)  # pyright: ignore
+            cursor, keys = cast("tuple[int, list[bytes]]", await within(step, self._budget, "find open reservations"))
+            for key in set(keys) - seen:
+                yield key.decode().removesuffix("open")
+            seen.update(keys)
+            if cursor == 0:
+                return
 
     def _now(self) -> int:
         return round(self._clock.wall() * MICROSECONDS) + self._server_ahead
