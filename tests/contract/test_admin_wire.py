@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -47,7 +47,7 @@ from baton.core.types import (
 )
 from baton.rpc.admin import admin_service
 from baton.rpc.admin_client import AdminClient
-from baton.rpc.channels import ClientSecurity, open_channel
+from baton.rpc.channels import ClientSecurity, PeerChannel, open_channel
 from protos.baton.v1 import admin_pb2 as pb
 from protos.baton.v1 import admin_pb2_grpc
 from tests.admin_world import ACME, NEW, NOON, ROOT, UMBRELLA, WHICHEVER, AdminWorld
@@ -66,7 +66,7 @@ class Served:
     address: str
 
     @asynccontextmanager
-    async def stub(self, key: str = "root") -> Any:
+    async def stub(self, key: str = "root") -> AsyncIterator[tuple[Any, PeerChannel]]:
         peer = open_channel(self.address, ClientSecurity(key))
         try:
             yield admin_pb2_grpc.AdminServiceStub(peer.channel), peer

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
 
 from baton.core.errors import Overloaded, PeerUnavailable, QuotaExceeded
+from baton.core.streams import closing
 from baton.core.types import (
     Account,
     GenerateChunk,
@@ -93,7 +93,7 @@ def test_a_client_that_leaves_is_charged_what_it_got() -> None:
     async def body() -> None:
         fleet = Fleet(ScriptedDecode("w0"))
         got: list[GenerateChunk] = []
-        async with aclosing(fleet.gateway.generate(WHOLE, fleet.caller)) as chunks:
+        async with closing(fleet.gateway.generate(WHOLE, fleet.caller)) as chunks:
             async for chunk in chunks:
                 got.append(chunk)
                 if len(got) == 4:
@@ -152,7 +152,7 @@ def test_requests_at_once_are_limited_and_the_next_one_passes_when_one_has_ended
     async def body() -> None:
         fleet = Fleet(ScriptedDecode("w0"))
         limited(fleet, Limits(concurrency=1))
-        async with aclosing(fleet.gateway.generate(WHOLE, fleet.caller)) as chunks:
+        async with closing(fleet.gateway.generate(WHOLE, fleet.caller)) as chunks:
             await anext(chunks)
             with pytest.raises(QuotaExceeded, match="concurrency: limit 1"):
                 await fleet.ask(replace(WHOLE, request_id="r2"))
