@@ -8,7 +8,7 @@ import pytest
 
 from baton.core.api import QuotaApi
 from baton.core.clock import ManualClock
-from baton.core.errors import InvalidRequest
+from baton.core.errors import InvalidRequest, QuotaExceeded
 from baton.core.types import Delivered, LeaseState, LedgerReason, Limits, Prices, Progress, SettleOutcome
 from baton.state.config import StateConfig
 from baton.state.quota.memory import MemoryQuota
@@ -135,6 +135,20 @@ def test_renewing_what_nobody_reserved_says_so(in_each_world: InWorlds) -> None:
         assert await world.quota.release(claim(account())) is SettleOutcome.ALREADY
 
     in_each_world(body)
+
+
+def test_a_request_longer_than_every_window_still_counts_as_running(in_timed_worlds: InWorlds) -> None:
+    payer = account(key=Limits(requests_per_minute=9, concurrency=1))
+
+    async def body(world: World) -> None:
+        await world.quota.reserve(claim(payer))
+        for _ in range(60):
+            world.pass_time(10)
+            assert await world.quota.renew("umbrella", [progress()], 15) == [LeaseState.RENEWED]
+        with pytest.raises(QuotaExceeded, match="key 'k1': concurrency: limit 1"):
+            await world.quota.reserve(claim(payer, "req-2"))
+
+    in_timed_worlds(body)
 
 
 def test_how_an_admission_ended_is_remembered_for_as_long_as_it_says() -> None:
