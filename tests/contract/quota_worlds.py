@@ -39,6 +39,7 @@ from baton.state.redis_client import connect
 
 NOON = 1_764_417_600.0  # 2025-11-29 12:00:00 UTC, the beginning of a minute
 LEASE = 15.0
+FOR_EVER = 1e6  # longer than any test: how an admission ended stays known
 ASKS_THE_TIME: tuple[ModuleType, ...] = (
     fakeredis._helpers,
     fakeredis._socket._base,
@@ -78,7 +79,7 @@ InWorlds = Callable[[Body], None]
 @asynccontextmanager
 async def memory_world() -> AsyncIterator[World]:
     clock = ManualClock(NOON)
-    quota = MemoryQuota(clock)
+    quota = MemoryQuota(clock, remember_seconds=FOR_EVER)
     yield World(quota, quota, clock)
 
 
@@ -95,7 +96,7 @@ async def fake_client() -> AsyncIterator[tuple[fakeredis.FakeAsyncRedis, ManualC
 
 @asynccontextmanager
 async def fake_world() -> AsyncIterator[World]:
-    config = StateConfig(quota_budget_ms=10_000, timeout_ms=10_000)
+    config = StateConfig(quota_budget_ms=10_000, timeout_ms=10_000, quota_remember_seconds=FOR_EVER)
     async with fake_client() as (client, clock):
         yield World(SharedQuota(client, config, clock), RedisLedger(client, config), clock)
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from baton.core.errors import InvalidRequest
+from baton.core.api import QuotaApi
+from baton.core.clock import ManualClock
+from baton.core.errors import InvalidRequest, QuotaExceeded
 from baton.core.types import Delivered, LeaseState, LedgerReason, Limits, Prices, Progress, SettleOutcome
-from tests.contract.quota_worlds import InWorlds, World, account, claim, owned_by, standing
+from baton.state.config import StateConfig
+from baton.state.quota.memory import MemoryQuota
+from baton.state.quota.shared import SharedQuota
+from tests.contract.quota_worlds import NOON, InWorlds, World, account, claim, fake_client, owned_by, standing
 
 TOKENS = Limits(tokens_per_day=100)
 MINUTES = Limits(requests_per_minute=2, tokens_per_minute=70, concurrency=2)
@@ -128,3 +135,38 @@ def test_renewing_what_nobody_reserved_says_so(in_each_world: InWorlds) -> None:
         assert await world.quota.release(claim(account())) is SettleOutcome.ALREADY
 
     in_each_world(body)
+
+
+def test_a_request_longer_than_every_window_still_counts_as_running(in_timed_worlds: InWorlds) -> None:
+    payer = account(key=Limits(requests_per_minute=9, concurrency=1))
+
+    async def body(world: World) -> None:
+        await world.quota.reserve(claim(payer))
+        for _ in range(60):
+            world.pass_time(10)
+            assert await world.quota.renew("umbrella", [progress()], 15) == [LeaseState.RENEWED]
+        with pytest.raises(QuotaExceeded, match="key 'k1': concurrency: limit 1"):
+            await world.quota.reserve(claim(payer, "req-2"))
+
+    in_timed_worlds(body)
+
+
+def test_how_an_admission_ended_is_remembered_for_as_long_as_it_says() -> None:
+    """Whoever settles again later than that, charges again: admission keeps count and does not."""
+
+    async def settled_again_after(seconds: float, quota: QuotaApi, clock: ManualClock) -> SettleOutcome:
+        order = claim(account())
+        await quota.reserve(order)
+        await quota.settle(order, Delivered(10, 0, 5))
+        clock.advance(seconds)
+        return await quota.settle(order, Delivered(10, 0, 5))
+
+    async def body() -> None:
+        for seconds, outcome in ((599.0, SettleOutcome.ALREADY), (601.0, SettleOutcome.SETTLED)):
+            async with fake_client() as (client, clock):
+                shared = SharedQuota(client, StateConfig(quota_budget_ms=10_000), clock)
+                assert await settled_again_after(seconds, shared, clock) is outcome
+            clock = ManualClock(NOON)
+            assert await settled_again_after(seconds, MemoryQuota(clock), clock) is outcome
+
+    asyncio.run(body())

@@ -19,7 +19,7 @@ local now = clock[1] * 1000000 + clock[2]
 
 local WINDOW_KEPT = 120000 -- milliseconds after its end: refunds and readers that come late
 local KEPT = { minute = 180, day = 108000, month = 2851200 } -- seconds after its start, no less than that
-local FLOW_KEPT = 86400000 -- milliseconds after its last claim, of a scope without windows
+local FLOW_KEPT = 86400000 -- milliseconds after a claim: what it counts must outlive it
 local EXPIRED_KEPT = 86400000 -- milliseconds: a settlement that comes after the lease charges only the rest
 local ALERTS_KEPT = 10000
 local COUNTERS = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%-?%d+) (%d+)$'
@@ -53,9 +53,10 @@ local function scopes_of(drawn)
   return found
 end
 
--- After a new window was written: the scope lives until its last window has ended, and forgets those long over.
+-- After a new window was written: the scope lives until its last window has ended, longer than any request in progress,
+-- and forgets windows that are long over.
 local function turn(key, ends)
-  redis.call('PEXPIREAT', key, int(math.floor(ends / 1000) + WINDOW_KEPT))
+  redis.call('PEXPIREAT', key, int(math.floor(math.max(ends / 1000 + WINDOW_KEPT, now / 1000 + FLOW_KEPT))))
   for _, field in ipairs(redis.call('HKEYS', key)) do
     local kind, start = string.match(field, '^(%a+):(%d+)$')
     if kind and start + KEPT[kind] < now / 1000000 then

@@ -168,8 +168,7 @@ class MemoryQuota:
         member = member_of(progress.tenant, progress.request_id)
         known = books.reservations.get(member)
         if known is None:
-            ended = books.ended.get((member, progress.owner))
-            is_superseded = ended is not None and ended[0] is SettleOutcome.SUPERSEDED
+            is_superseded = self._ended(books, member, progress.owner) is SettleOutcome.SUPERSEDED
             return LeaseState.SUPERSEDED if is_superseded else LeaseState.MISSING
         if known.claim.owner != progress.owner:
             return LeaseState.SUPERSEDED
@@ -182,13 +181,13 @@ class MemoryQuota:
     def _end(self, claim: QuotaClaim, total: Charge, *, charge_unreserved: bool) -> SettleOutcome:
         member, books, now = check_claim(claim), self._of(claim), self._now()
         known = books.reservations.get(member)
-        ended = books.ended.get((member, claim.owner))
+        ended = self._ended(books, member, claim.owner)
         if known is not None and known.claim.owner == claim.owner:
             self._close(books, known, total, LedgerReason.SETTLED if known.is_open else LedgerReason.LATE)
             del books.reservations[member]
             outcome = SettleOutcome.SETTLED
         elif ended is not None:
-            return ended[0]
+            return ended
         elif known is not None:
             return SettleOutcome.SUPERSEDED
         elif charge_unreserved:
@@ -198,6 +197,11 @@ class MemoryQuota:
             return SettleOutcome.ALREADY
         books.ended[member, claim.owner] = SettleOutcome.ALREADY, now + self._remember
         return outcome
+
+    def _ended(self, books: _Books, member: str, owner: str) -> SettleOutcome | None:
+        """How an admission ended, as long as that is remembered."""
+        outcome, until = books.ended.get((member, owner), (None, 0))
+        return outcome if self._now() < until else None
 
     def _charge(self, books: _Books, claim: QuotaClaim, total: Charge, now: int) -> None:
         for bucket in self._buckets(claim.account, claim.model, now).windows:
