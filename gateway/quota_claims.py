@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from baton.core.types import Delivered, GenerateChunk, GenerateRequest, Principal, QuotaClaim
+from baton.core.types import (
+    Account,
+    Delivered,
+    GenerateChunk,
+    GenerateRequest,
+    Level,
+    Principal,
+    QuotaBalance,
+    QuotaClaim,
+)
 from gateway.prices import PriceBook
 
 
@@ -19,6 +28,19 @@ def claim_of(
         output_tokens=max_tokens * request.n,
         prices=prices.of(request.model),
     )
+
+
+def enforced(balances: tuple[QuotaBalance, ...], account: Account) -> tuple[QuotaBalance, ...]:
+    """Those of limits that refuse: neither only counted nor in shadow."""
+    levels = {Level.ORGANISATION: account.organisation, Level.TENANT: account.tenant, Level.KEY: account.key}
+
+    def refuses(balance: QuotaBalance) -> bool:
+        holder = levels[balance.level]
+        own = (rule.limits for rule in holder.model_limits if rule.model == balance.model)
+        limits = next(own, holder.limits) if balance.model else holder.limits
+        return balance.metric not in limits.shadow
+
+    return tuple(balance for balance in balances if balance.limit is not None and refuses(balance))
 
 
 class Delivery:

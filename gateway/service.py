@@ -30,7 +30,7 @@ from gateway.fleet import FleetView
 from gateway.meters import RequestMeters
 from gateway.prices import PriceBook
 from gateway.prompt import Prompts
-from gateway.quota_claims import Delivery, claim_of
+from gateway.quota_claims import Delivery, claim_of, enforced
 from gateway.refusal_log import RefusalLog
 from gateway.relay import Relay
 from gateway.running import RunningRequests
@@ -86,10 +86,12 @@ class Gateway:
                 claim, choices = await self._prepared(request, principal, deadline)
                 async with self._admitted(claim) as grant, closing(fan_out(choices)) as chunks:
                     delivery = Delivery(request, claim)
+                    balances = enforced(grant.balances, claim.account)
                     async for chunk in chunks:
                         grant.note(delivery.add(chunk))
                         self._parts.meters.note(record, chunk)
-                        yield chunk
+                        yield replace(chunk, quota=balances) if balances else chunk
+                        balances = ()
 
     async def count_tokens(self, request: GenerateRequest, principal: Principal) -> tuple[int, ...]:
         check_prompt(request, self._policy.limits)

@@ -20,6 +20,7 @@ from baton.core.types import GenerateRequest, Principal
 from baton.rpc.api_key import presented_key
 from baton.rpc.calls import Calls
 from baton.rpc.interceptors import send
+from baton.rpc.rate_limits import granted_metadata
 from baton.rpc.serving import Service
 from baton.rpc.wire.gateway import chat_from_wire, count_from_wire, delta_to_wire, generate_from_wire, model_to_wire
 from gateway.callers import Callers
@@ -72,6 +73,8 @@ class _Servicer(gateway_pb2_grpc.GatewayServiceServicer):
     ) -> None:
         async with closing(self._gateway.generate(request, caller)) as chunks:
             async for chunk in chunks:
+                if chunk.quota and (left := granted_metadata(chunk.quota)):
+                    await context.send_initial_metadata(left)
                 await self._write(response(delta_to_wire(chunk)), context)
 
     async def _write(self, message: object, context: Context) -> None:

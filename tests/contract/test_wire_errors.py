@@ -46,6 +46,8 @@ ALL_ERRORS: list[BatonError] = [
     PeerUnavailable("prefill-0 is gone"),
     errors.TransferRejected("ticket is closed"),
     errors.Conflict("etag: has changed"),
+    errors.NotFound("organizations/o: does not exist"),
+    errors.AlreadyExists("taken"),
     errors.CorruptTransfer("block 3: checksum differs"),
     Expired("deadline passed"),
     errors.Cancelled("taken over"),

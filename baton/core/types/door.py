@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from baton.core.types.quota import QuotaBalance
 from baton.core.types.tenancy import Account, KeyRecord, Organisation, Tenant
 from baton.core.types.tokens import FinishReason, Placement, Sampling, StopRules, TokenLogprob, Usage
 
@@ -44,6 +45,7 @@ class GenerateChunk:
     """A piece of the answer for choice ``index``. The last chunk of a choice has ``finish`` and ``usage``.
 
     ``text`` may lag behind ``token_ids`` (bytes split over tokens, possible stop strings); ``migrations`` counts hops.
+    ``quota``, with an answer's first chunk: what is left of the limits that hold for the caller.
     """
 
     request_id: str
@@ -56,6 +58,7 @@ class GenerateChunk:
     usage: Usage | None = None
     placement: Placement | None = None
     migrations: int = 0
+    quota: tuple[QuotaBalance, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

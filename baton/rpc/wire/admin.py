@@ -17,7 +17,7 @@ from baton.core.types import (
     UsageQuery,
     UsageSum,
 )
-from baton.rpc.wire.guard import encodes, require
+from baton.rpc.wire.guard import encodes, require, unknown_value
 from baton.rpc.wire.records import enum_from_wire, enum_name, time_from_wire, time_to_wire
 from protos.baton.v1 import admin_pb2 as pb
 
@@ -25,8 +25,18 @@ _MICROSECONDS = 10**6
 _Limited = pb.QuotaBalance | pb.QuotaRefusal | pb.QuotaAlert
 
 
+_LEVELS = {
+    Level.ORGANISATION: pb.QUOTA_LEVEL_ORGANIZATION,
+    Level.TENANT: pb.QUOTA_LEVEL_TENANT,
+    Level.KEY: pb.QUOTA_LEVEL_KEY,
+}
+
+
 def _level(message: _Limited) -> Level:
-    return enum_from_wire(message, "level", message.level, pb.QuotaLevel, Level) or Level.TENANT
+    found = next((level for level, number in _LEVELS.items() if number == message.level), None)
+    if found is None:
+        raise unknown_value(message, "level", message.level)
+    return found
 
 
 def _metric(message: _Limited) -> Metric:
@@ -39,7 +49,7 @@ def _metric(message: _Limited) -> Metric:
 
 def balance_to_wire(balance: QuotaBalance) -> pb.QuotaBalance:
     return pb.QuotaBalance(
-        level=enum_name("QUOTA_LEVEL", balance.level),
+        level=_LEVELS[balance.level],
         subject=balance.subject,
         model=balance.model,
         metric=enum_name("QUOTA_METRIC", balance.metric),
@@ -65,7 +75,7 @@ def balance_from_wire(message: pb.QuotaBalance) -> QuotaBalance:
 
 def refusal_to_wire(refusal: QuotaRefusal) -> pb.QuotaRefusal:
     return pb.QuotaRefusal(
-        level=enum_name("QUOTA_LEVEL", refusal.level),
+        level=_LEVELS[refusal.level],
         subject=refusal.subject,
         model=refusal.model,
         metric=enum_name("QUOTA_METRIC", refusal.metric),
@@ -119,7 +129,7 @@ def note_from_wire(message: pb.ExplainRefusalResponse) -> RefusalNote:
 
 def alert_to_wire(alert: QuotaAlert) -> pb.QuotaAlert:
     return pb.QuotaAlert(
-        level=enum_name("QUOTA_LEVEL", alert.level),
+        level=_LEVELS[alert.level],
         subject=alert.subject,
         model=alert.model,
         metric=enum_name("QUOTA_METRIC", alert.metric),

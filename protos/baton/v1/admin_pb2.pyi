@@ -36,7 +36,7 @@ class AdminRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 class QuotaLevel(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     QUOTA_LEVEL_UNSPECIFIED: _ClassVar[QuotaLevel]
-    QUOTA_LEVEL_ORGANISATION: _ClassVar[QuotaLevel]
+    QUOTA_LEVEL_ORGANIZATION: _ClassVar[QuotaLevel]
     QUOTA_LEVEL_TENANT: _ClassVar[QuotaLevel]
     QUOTA_LEVEL_KEY: _ClassVar[QuotaLevel]
 
@@ -80,7 +80,7 @@ ADMIN_ROLE_VIEWER: AdminRole
 ADMIN_ROLE_TENANT_ADMIN: AdminRole
 ADMIN_ROLE_PLATFORM_ADMIN: AdminRole
 QUOTA_LEVEL_UNSPECIFIED: QuotaLevel
-QUOTA_LEVEL_ORGANISATION: QuotaLevel
+QUOTA_LEVEL_ORGANIZATION: QuotaLevel
 QUOTA_LEVEL_TENANT: QuotaLevel
 QUOTA_LEVEL_KEY: QuotaLevel
 QUOTA_METRIC_UNSPECIFIED: QuotaMetric

@@ -38,6 +38,7 @@ from baton.core.types import (
 )
 from baton.state.quota.memory import MemoryQuota
 from baton.state.refusals import MemoryRefusals
+from baton.state.tenancy import MemoryTenancy
 from baton.text.tokenizer import Tokenizer
 from baton.text.vocabulary import parse_decoder
 from gateway.fleet import FleetView
@@ -211,7 +212,8 @@ class Fleet:
         self.view.update([record(worker_id) for worker_id in self.workers])
         self.key, stored = new_key("local", "acme", key_models)
         self.keys = KeyRing("0" * 64, [stored])
-        self.callers = file_callers(self.keys)
+        self.tenancy = MemoryTenancy()
+        self.callers = file_callers(self.keys, self.tenancy)
         self.quota, self.refusals = MemoryQuota(clock), MemoryRefusals()
         self.caller: Principal = self.keys.authenticate(self.key)
         self.tokenizer = byte_tokenizer()
