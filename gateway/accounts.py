@@ -27,7 +27,7 @@ class AccountPolicy:
 
     max_age: float = 0.5
     stale_seconds: float = 300.0
-    patience: float = 0.05
+    patience: float = 0.03
     known: int = 20_000
 
 
