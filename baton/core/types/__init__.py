@@ -20,6 +20,7 @@ from baton.core.types.fleet import (
     ModelCard,
     Module,
     Plan,
+    PlanLimits,
     PlanQuery,
     ProcessRecord,
     Role,
@@ -56,6 +57,8 @@ from baton.core.types.tenancy import (
 )
 from baton.core.types.tokens import (
     Attempt,
+    CacheClass,
+    CachePolicy,
     FinishReason,
     FirstToken,
     Placement,
@@ -83,6 +86,8 @@ __all__ = [
     "Account",
     "Attempt",
     "AwayPolicy",
+    "CacheClass",
+    "CachePolicy",
     "Candidate",
     "ChatMessage",
     "DecodeRequest",
@@ -111,6 +116,7 @@ __all__ = [
     "Organisation",
     "Placement",
     "Plan",
+    "PlanLimits",
     "PlanQuery",
     "PrefillMode",
     "PrefillRequest",

@@ -43,6 +43,8 @@ class GenerateChunk:
     """A piece of the answer for choice ``index``. The last chunk of a choice has ``finish`` and ``usage``.
 
     ``text`` may lag behind ``token_ids`` (bytes split over tokens, possible stop strings); ``migrations`` counts hops.
+    ``limit`` names what ended an answer with finish ``length`` when it was not the request's own limit but one that the
+    plan set ("max_tokens").
     """
 
     request_id: str
@@ -55,6 +57,7 @@ class GenerateChunk:
     usage: Usage | None = None
     placement: Placement | None = None
     migrations: int = 0
+    limit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
