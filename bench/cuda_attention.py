@@ -17,13 +17,14 @@ import numpy as np
 import torch
 
 from baton.engine.cuda.attention import DecodeBackend as Backend
-from baton.engine.cuda.attention import PrefillAttention, allocate_workspace, decode_kernels
+from baton.engine.cuda.attention import allocate_workspace, decode_kernels
 from baton.engine.cuda.attention_shape import AttentionShape, ChunkTable, PageTable
 from baton.engine.cuda.build import build
 from baton.engine.cuda.decode_kernel import SplitDecode
 from baton.engine.cuda.flashinfer_decode import CudaCoreSchedule, PlannedDecode, TensorCoreSchedule
 from baton.engine.cuda.flashinfer_kernels import Kernel, compile_kernels
 from baton.engine.cuda.library import CudaLibrary
+from baton.engine.cuda.prefill_attention import PrefillAttention
 
 Pages = PageTable[torch.Tensor]
 Decode = SplitDecode | PlannedDecode
@@ -32,6 +33,7 @@ BATCHES = ((1, 1024), (1, 8192), (4, 1024), (16, 1024), (16, 8192), (64, 1024), 
 MODELS = {"32/8 d128": (32, 8, 128), "16/8 d128": (16, 8, 128), "9/3 d64": (9, 3, 64)}
 CHUNKS = (("2048", 0, 2048), ("8192", 0, 8192), ("2048 at 6144", 6144, 2048))
 BLOCK = 16
+WINDOWED = (64, 4096, 1024)  # rows, tokens of each, window
 CACHE_BYTES = 300 << 20  # K and V of all layers together: several times the L2 cache
 ROUNDS = 7
 
@@ -97,6 +99,19 @@ class Bench:
                 attention.run(layer, q, out)
         return self._median_time(graph.replay) / shape.layers
 
+    def windows(self, name: str, kv_dtype: torch.dtype) -> None:
+        """Our kernel where no row has a window, every other one has, and all have."""
+        heads, kv_heads, dim = MODELS[name]
+        rows, length, window = WINDOWED
+        shape = AttentionShape(8, heads, kv_heads, dim, BLOCK, dim**-0.5, kv_dtype=kv_dtype)
+        pool = self._pool(shape, rows * length // BLOCK)
+        cells: list[str] = []
+        for label, seen in (("none", [length, length]), ("half", [length, window]), ("all", [window, window])):
+            pages = np.array([seen[row % 2] // BLOCK for row in range(rows)], np.int32)
+            attention = SplitDecode(shape, rows, pool, self._ragged_table(pages), self.workspace, self.library)
+            cells.append(f"{label} {self._graph_time(shape, rows, attention):.1f}")
+        print(f"decode {name}, B{rows} x {length}, windows of {window}: us a layer,", ", ".join(cells))
+
     def plans(self, backends: list[Backend]) -> None:
         """Host microseconds of plan(): cut up anew, and when the old plan serves."""
         print("plan() on the host, 32/8 d128: us anew / us kept")
@@ -132,7 +147,7 @@ class Bench:
         device = ChunkTable(torch.tensor([0, rows], dtype=torch.int32, device=self.device), table)
         q = torch.randn(rows, shape.heads * shape.head_dim, device=self.device).to(torch.bfloat16)
         out = torch.empty_like(q)
-        plan = self._host_time(partial(attention.plan, host, device))
+        plan = self._host_time(partial(attention.plan, [host], [device]))
 
         def layers() -> None:
             for layer in range(shape.layers):
@@ -156,6 +171,13 @@ class Bench:
         blocks = torch.randperm(rows * pages, device=self.device, dtype=torch.int32)
         last_page = torch.full((rows,), BLOCK, dtype=torch.int32, device=self.device)
         return indptr, PageTable(torch.from_numpy(indptr).to(self.device), blocks, last_page)
+
+    def _ragged_table(self, pages: np.ndarray) -> Pages:
+        """Scattered blocks, ``pages`` of each row, the last one full and all of the first one seen."""
+        indptr = torch.from_numpy(np.concatenate(([0], np.cumsum(pages))).astype(np.int32)).to(self.device)
+        blocks = torch.randperm(int(pages.sum()), device=self.device, dtype=torch.int32)
+        last_page, hidden = (torch.full((len(pages),), of, dtype=torch.int32, device=self.device) for of in (BLOCK, 0))
+        return PageTable(indptr, blocks, last_page, hidden)
 
     def _median_time(self, work: Callable[[], None]) -> float:
         """Microseconds of device time, the median of some rounds after a warm-up."""
@@ -190,13 +212,15 @@ def main() -> None:
     kernels = [Kernel(name) for name in options.prefill.split(",") if name != "none"]
     bench, models = Bench(), options.models.split(",")
     shape = AttentionShape(2, 32, 8, 128, BLOCK, 1.0)
-    compile_kernels(
-        shape, {kernel for backend in backends for kernel in decode_kernels(backend)} | {*kernels} - {Kernel.FA3_FP8}
-    )
+    wanted = {kernel for backend in backends for kernel in decode_kernels(backend)} | {*kernels} - {Kernel.FA3_FP8}
+    compile_kernels([(shape, kernel) for kernel in sorted(wanted, key=lambda one: one.value)])
     for name in models:
         bench.decode(name, backends, torch.bfloat16)
     if options.fp8:
         bench.decode(models[0], [Backend.SPLIT], torch.float8_e4m3fn)
+    if Backend.SPLIT in backends:
+        for name in models:
+            bench.windows(name, torch.bfloat16)
     bench.plans(backends)
     bench.prefill(models[0], kernels)
 

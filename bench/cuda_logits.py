@@ -29,6 +29,7 @@ class Line:
     draw: Draw = field(default_factory=lambda: Draw(GREEDY, 1))
     computed: int = 0
     in_flight: int = 0
+    window: int | None = None
 
     def part(self, rows: int) -> Part:
         """The next ``rows`` rows. Draws when they end the context."""
@@ -36,7 +37,8 @@ class Line:
         self.computed = end
         draws = end == len(self.tokens) + self.in_flight
         self.in_flight += draws
-        return Part(self.key, self.tokens, start, end, self.blocks, self.draw if draws else None)
+        draw = self.draw if draws else None
+        return Part(self.key, self.tokens, start, end, self.blocks, draw, window=self.window)
 
     def take(self, token_id: int | None) -> None:
         """The token of a part that drew has arrived."""
@@ -64,12 +66,11 @@ def all_logits(runner: CudaRunner, parts: Sequence[Part]) -> torch.Tensor:
         staged = m.buffer.stage()
         packed = m.batch.pack([part._replace(prompt_logprobs=0) for part in parts], staged)
         m.buffer.upload(0, m.layout.block_ids_start + packed.blocks)
-        runner._plan_whole(packed, staged)
         arrays, count = m.buffer.arrays, packed.tokens
         rows = StepRows(
             arrays.token_ids[:count], arrays.sources[:count], arrays.positions[:count], arrays.slots[:count]
         )
-        hidden = m.decoder.hidden(rows, m.pool, runner._attend_whole(packed)).clone()
+        hidden = m.decoder.hidden(rows, m.pool, runner._attend_whole(packed, staged)).clone()
         pieces = [m.decoder.logits(piece).float() for piece in hidden.split(m.decoder.logit_rows)]
     torch.cuda.synchronize()
     logits, firsts = torch.cat(pieces), packed.first_row.tolist()

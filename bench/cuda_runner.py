@@ -1,6 +1,8 @@
 """The GPU's runner alone, without core, process or wire: what a step costs the device and what it costs the host.
 
-``python -m bench.cuda_runner [--model random:llama-3-8b] [--context 1024] [--set engine.K=V]`` prints a table.
+``python -m bench.cuda_runner [--model random:llama-3-8b] [--context 1024] [--set engine.K=V]`` prints a table. Its line
+on windows says what it costs that rows with an attention window and rows without share a step: the time of a batch of
+which every other row has one, beyond the mean of those of the batches where none has and where all have.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import cast
 import torch
 
 from baton.core.config import Section, Settings
-from baton.core.types import Sampling
+from baton.core.types import Module, Sampling
 from baton.engine.config import EngineConfig, device_defaults
 from baton.engine.cuda.runner import CudaRunner
 from baton.engine.load import build_runner
@@ -28,6 +30,7 @@ STEPS = 64
 WARM_STEPS = 8
 PROMPT = 2048  # whose time to first token is measured
 REPEATS = 10
+WINDOWED_BATCH, WINDOWED_CONTEXT, WINDOW = 64, 4096, 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,8 @@ def main() -> None:
                 f"decode B{batch}: step {found.step_ms:.3f} ms, host launch {found.launch_us:.0f} us, "
                 f"collect {found.collect_us:.0f} us"
             )
+        if Module.ATTENTION_WINDOW in runner.card.modules:
+            print(windows(runner, config))
         print(f"prefill of {config.max_step_tokens}: {prefill(runner, config):.0f} tok/s")
         print(f"first token of {PROMPT}: {first_token(runner, config) * 1e3:.2f} ms")
         print(f"device memory in use: {torch.cuda.memory_reserved() / 1e9:.1f} GB by torch")
@@ -85,9 +90,27 @@ def sequences(runner: CudaRunner, lengths: Sequence[int], room: int) -> list[Par
     return made
 
 
-def decode(runner: CudaRunner, batch: int, context: int) -> Figures:
-    """Steady decoding one step ahead. What stands in the blocks does not matter to the time: nothing is prefilled."""
-    parts = sequences(runner, [context] * batch, STEPS + WARM_STEPS + 2)
+def windows(runner: CudaRunner, config: EngineConfig) -> str:
+    """Steps of one batch without windows, with one on every other row and on all."""
+    batch = min(WINDOWED_BATCH, config.max_running, config.max_step_tokens)
+    context = min(WINDOWED_CONTEXT, runner.card.context_length - STEPS - WARM_STEPS - 2)
+    none, half, every = (decode(runner, batch, context, seen).step_ms for seen in ((None,), (None, WINDOW), (WINDOW,)))
+    tax = half / ((none + every) / 2) - 1
+    return (
+        f"decode B{batch} x {context}: step {none:.3f} ms without windows, {every:.3f} ms with windows of {WINDOW}, "
+        f"{half:.3f} ms half and half, {tax:+.1%} for mixing them"
+    )
+
+
+def decode(runner: CudaRunner, batch: int, context: int, seen: Sequence[int | None] = (None,)) -> Figures:
+    """Steady decoding one step ahead; ``seen`` are the rows' windows, in turn.
+
+    What stands in the blocks does not matter to the time: nothing is prefilled.
+    """
+    parts = [
+        part._replace(window=seen[index % len(seen)])
+        for index, part in enumerate(sequences(runner, [context] * batch, STEPS + WARM_STEPS + 2))
+    ]
     arrivals: list[float] = []
     launches: list[float] = []
     collects: list[float] = []

@@ -60,8 +60,9 @@ class EngineBench:
         await self.measure(Batch("warm-up", 4, Range(length, length), Range(min(8, length), min(8, length))))
 
     async def measure(self, shape: Shape) -> dict[str, float]:
-        """One repeat of ``shape``: its figures by name."""
+        """One repeat of ``shape``: its figures by name. Its prompts do not depend on what was measured before."""
         await self._idle()
+        self._prompts.begin(shape.name)
         match shape:
             case Batch():
                 return await self._measure_batch(shape)
@@ -145,13 +146,17 @@ class EngineBench:
 
     async def _measure_first_tokens(self, shape: FirstToken) -> dict[str, float]:
         times: list[float] = []
+        watch = EngineWatch(self._engine, self._clock)
         for _ in range(shape.REQUESTS):
             request = self._request(shape.prompt, 1)
             await self._idle()
+            await self._clock.sleep(shape.IDLE_SECONDS)
             timeline = await self._answer(request)
             times.append(timeline.times[0] - timeline.sent)
         typical = statistics.median(times)
-        figures = {"ttft_ms": 1000 * typical, "ttft_min_ms": 1000 * min(times), "ttft_max_ms": 1000 * max(times)}
+        figures = {"ttft_ms": 1000 * typical, "ttft_first_ms": 1000 * times[0]}
+        figures |= {"ttft_min_ms": 1000 * min(times), "ttft_max_ms": 1000 * max(times)}
+        figures |= {name: value for name, value in watch.figures().items() if name.endswith("_per_step")}
         if self._roofline is not None:
             figures |= self._fractions(self._roofline.model.requests([Lengths(shape.prompt, 1)], 1), typical)
         return figures
@@ -224,7 +229,8 @@ class EngineBench:
 
     @asynccontextmanager
     async def _decoding(self, request: TokenRequest) -> AsyncIterator[AsyncIterator[TokenChunk]]:
-        async with self._engine.reserve(request) as reservation:
+        # As a decode worker asks for a prompt that it computes itself: the engine begins without another word.
+        async with self._engine.reserve(request, compute_up_to=len(request.prompt)) as reservation:
             if reservation.cached_tokens:
                 raise RuntimeError(f"{request.request_id}: {reservation.cached_tokens} tokens were cached, expected 0")
             async with closing(reservation.decode(None)) as chunks:

@@ -14,7 +14,6 @@ from baton.engine.kvcache import allocate_pool
 from bench.cuda_logits import Line, all_logits, decode_logits, prefill
 
 BLOCK = 16
-ROOM = 64  # tokens that a line has blocks for beside its own
 BATCH = 24  # lines that decode together
 
 
@@ -43,7 +42,8 @@ class DecoderLogits:
         self._device = device
         self._kv_dtype = kv_dtype or decoder.dtype
 
-    def rows(self, tokens: Sequence[int], first: int) -> torch.Tensor:
+    def rows(self, tokens: Sequence[int], first: int, window: int | None = None) -> torch.Tensor:
+        """``window``: tokens that a row sees at most; None: as the model."""
         count = len(tokens)
         blocks = -(-count // BLOCK)
         step = PackedStep(
@@ -52,6 +52,7 @@ class DecoderLogits:
             seq_starts=torch.tensor([0, count], dtype=torch.int32),
             block_tables=torch.arange(blocks, dtype=torch.int32)[None],
             logit_rows=torch.arange(first, count, dtype=torch.int32),
+            windows=None if window is None else torch.tensor([window], dtype=torch.int32),
         )
         return self._decoder.forward(
             step, allocate_pool(self._decoder.spec, blocks, BLOCK, self._kv_dtype, self._device)
@@ -65,7 +66,7 @@ class CudaLogits:
         self._runner = runner
 
     def rows(self, tokens: Sequence[int], first: int) -> torch.Tensor:
-        line = _line(0, tokens, first_block=0)
+        line = _line(0, tokens, first_block=0, room=0)
         found = all_logits(self._runner, [line.part(len(tokens))])[first:]
         self._runner.forget(line.key)
         return found
@@ -112,7 +113,7 @@ def _decode_batch(
     running: list[tuple[Line, int, Case]] = []
     block = 0
     for start, case in batch:
-        line = _line(start, case.prompt, block)
+        line = _line(start, case.prompt, block, room=len(case.output))
         block += len(line.blocks)
         prefill(runner, [line])
         _force(runner, line, case.output[0])
@@ -132,13 +133,13 @@ def _force(runner: CudaRunner, line: Line, token_id: int) -> None:
     runner.forget(line.key)
 
 
-def _line(key: int, tokens: Sequence[int], first_block: int) -> Line:
-    return Line(key, list(tokens), list(range(first_block, first_block + blocks_of(len(tokens)))))
+def _line(key: int, tokens: Sequence[int], first_block: int, room: int) -> Line:
+    return Line(key, list(tokens), list(range(first_block, first_block + blocks_of(len(tokens) + room))))
 
 
 def blocks_of(tokens: int) -> int:
-    """Blocks of a line that begins with ``tokens`` tokens."""
-    return (tokens + ROOM) // BLOCK + 1
+    """Blocks of a line that grows to ``tokens`` tokens."""
+    return -(-tokens // BLOCK)
 
 
 # --- agreement --------------------------------------------------------------------------------------------------------

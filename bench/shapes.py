@@ -97,9 +97,10 @@ class DecodeStep:
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """Requests for a single token, one after the other."""
+    """Requests for a single token, each to an engine that has been idle for a while."""
 
     REQUESTS = 10
+    IDLE_SECONDS = 0.5  # a GPU that has just worked at its power limit runs slower for a moment
 
     name: str
     prompt: int

@@ -45,6 +45,7 @@ class ChoiceProgress:
         self._ends = order.eos | frozenset(order.tokens.stop.stop_token_ids)
         self._usage: Usage | None = None
         self._placement: Placement | None = None
+        self._limit = ""  # of the plan, where it is lower than the request's own
         self._prompt_logprobs_due = order.tokens.prompt_logprobs is not None and not resumed
         self.migrations = 0
         self.finish: FinishReason | None = None
@@ -80,6 +81,17 @@ class ChoiceProgress:
         """The last chunk, if the resumed ids are the whole answer already."""
         finish = self._ended() if self._generated else None
         return self._conclude(finish, TokenChunk(), "") if finish is not None else None
+
+    def lower(self, max_tokens: int | None) -> GenerateChunk | None:
+        """The plan allows no more output tokens than this. Returns the last chunk if the ids received are a whole
+        answer by that."""
+        tokens = self._order.tokens
+        if max_tokens is None or max_tokens >= tokens.stop.max_tokens:
+            return None
+        stop = replace(tokens.stop, max_tokens=max_tokens, min_tokens=min(tokens.stop.min_tokens, max_tokens))
+        self._order = replace(self._order, tokens=replace(tokens, stop=stop))
+        self._limit = "max_tokens"
+        return self.begin()
 
     def worker_lost(self) -> None:
         self.migrations += 1
@@ -140,6 +152,7 @@ class ChoiceProgress:
             usage=self._usage_so_far() if news else None,
             placement=self._placement if news else None,
             migrations=self.migrations,
+            limit=self._limit if chunk.finish is FinishReason.LENGTH else "",
         )
 
     def _prompt_logprobs(self, chunk: TokenChunk) -> tuple[TokenLogprob | None, ...]:

@@ -35,6 +35,7 @@ class RequestRecord:
         self.output_tokens = 0
         self.placement = Placement()  # the latest of any choice
         self.migrations = 0
+        self.limit = ""  # of the plan, that ended an answer
 
     @property
     def seconds(self) -> float:
@@ -43,6 +44,7 @@ class RequestRecord:
     def note(self, chunk: GenerateChunk) -> None:
         self.migrations = max(self.migrations, chunk.migrations)
         self.placement = chunk.placement or self.placement
+        self.limit = chunk.limit or self.limit
         if chunk.usage is not None and chunk.index == 0:
             self.usage = chunk.usage
         if not chunk.token_ids:
@@ -78,6 +80,7 @@ class RequestRecord:
             "prefill_worker": self.placement.prefill_worker,
             "decode_worker": self.placement.decode_worker,
             "migrations": self.migrations,
+            "limit": self.limit,
             "ttft_ms": None if ttft is None else round(ttft * 1000, 3),
             "duration_ms": round(self.seconds * 1000, 3),
         }

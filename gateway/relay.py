@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from baton.core.api import DecodeApi, PlannerApi
 from baton.core.clock import Clock
 from baton.core.deadline import Deadline
-from baton.core.errors import Overloaded, PeerUnavailable
+from baton.core.errors import Expired, Overloaded, PeerUnavailable
 from baton.core.streams import closing
 from baton.core.telemetry import Counter, Meter
 from baton.core.types import Candidate, DecodeRequest, FinishReason, GenerateChunk, Plan, PlanQuery, TokenChunk
@@ -63,12 +63,18 @@ class Relay:
         route = _Route(self._planner, query, deadline, self._clock, self._policy, prefer)
         while progress.finish is None:
             worker = await route.next()
+            whole = progress.lower(route.plan.limits.max_tokens)
+            if whole is not None:
+                yield whole
+                return
             try:
                 async with closing(self._attempt(progress, worker, route, deadline)) as chunks:
                     async for chunk in chunks:
                         yield chunk
             except Overloaded as error:
                 route.refused(error)
+            except Expired as error:
+                raise deadline.explained(error) from error
             except PeerUnavailable as error:
                 self._fleet.mark_down(worker)
                 if route.lost(worker, error):
@@ -79,8 +85,13 @@ class Relay:
     ) -> AsyncIterator[GenerateChunk]:
         plan = route.plan
         tokens = progress.next_hop(route.hop, deadline.remaining())
-        speculation = tokens.speculation and plan.speculation
-        tokens = replace(tokens, attention_window=plan.attention_window, speculation=speculation)
+        tokens = replace(
+            tokens,
+            attention_window=plan.attention_window,
+            speculation=tokens.speculation and plan.speculation,
+            max_chunk_tokens=plan.limits.max_chunk_tokens,
+            cache=plan.cache,
+        )
         request = DecodeRequest(tokens, plan.prefill, plan.local_prefill_max_tokens)
         last: GenerateChunk | None = None
         with self._fleet.sending(worker.worker_id):
@@ -134,6 +145,7 @@ class _Route:
         self._patient_until = 0.0  # meaningful once a worker was lost
         self.hop = -1
         self.plan = Plan((), (), 0)
+        self._first: Plan | None = None
 
     async def next(self) -> Candidate:
         """The worker for the next hop. Raises Overloaded when every candidate refused and waiting is of no use."""
@@ -169,12 +181,24 @@ class _Route:
     async def _ask(self) -> None:
         query = replace(self._query, hop=self.hop + 1)
         try:
-            self.plan = await self._deadline.within(self._planner.plan(query), "a plan")
+            plan = await self._deadline.within(self._planner.plan(query), "a plan")
         except Overloaded as error:
             self._refusals.append(error)
             return
-        self._query = replace(self._query, attention_window=self.plan.attention_window)  # later hops keep it
-        self._pending.extend(sorted(self.plan.decode, key=lambda candidate: candidate.worker_id != self._prefer))
+        self._direct(plan)
+        self._pending.extend(sorted(plan.decode, key=lambda candidate: candidate.worker_id != self._prefer))
+
+    def _direct(self, plan: Plan) -> None:
+        """Follow ``plan``. What the first one says of limits, cache and window holds for later hops."""
+        if self._first is None:
+            self._first = self.plan = plan
+            limits, asked = plan.limits, self._query.max_tokens
+            max_tokens = asked if limits.max_tokens is None else min(asked, limits.max_tokens)
+            self._query = replace(self._query, attention_window=plan.attention_window, max_tokens=max_tokens)
+            if limits.seconds is not None:
+                self._deadline.limit(limits.seconds, f"the plan's time limit of {limits.seconds:g} s")
+        else:
+            self.plan = replace(plan, limits=self._first.limits, cache=self._first.cache)
 
     async def _pause(self) -> None:
         """A started answer waits a while for a worker, one that was lost and came back too; a new one does not."""

@@ -29,6 +29,7 @@ class Answer:
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list[TokenLogprob | None])
     placement: Placement = field(default_factory=Placement)
     migrations: int = 0
+    limit: str = ""
     started: float = 0.0
     first_token: float | None = None
     last_token: float | None = None
@@ -40,6 +41,7 @@ class Answer:
         self.logprobs += chunk.logprobs
         self.prompt_logprobs += chunk.prompt_logprobs
         self.finish = chunk.finish or self.finish
+        self.limit = chunk.limit or self.limit
         self.usage = chunk.usage or self.usage
         self.placement = chunk.placement or self.placement
         self.migrations = max(self.migrations, chunk.migrations)
@@ -79,6 +81,8 @@ class Answer:
             "tpot_ms": _rounded(self.tpot_ms),
             "error": _error(self.error),
         }
+        if self.limit:
+            line["limit"] = self.limit
         if self.prompt_logprobs:
             line["prompt_logprobs"] = _logprobs(self.prompt_logprobs)
         return line

@@ -20,6 +20,7 @@ class Choice:
     usage: Usage = field(default_factory=Usage)
     placement: Placement = field(default_factory=Placement)
     migrations: int = 0
+    limit: str = ""  # of the service, that ended the answer before the request's own did
 
     def add(self, chunk: GenerateChunk) -> None:
         self.text += chunk.text
@@ -27,6 +28,7 @@ class Choice:
         self.logprobs += chunk.logprobs
         self.prompt_logprobs += chunk.prompt_logprobs
         self.finish = chunk.finish or self.finish
+        self.limit = chunk.limit or self.limit
         self.usage = chunk.usage or self.usage
         self.placement = chunk.placement or self.placement
         self.migrations = max(self.migrations, chunk.migrations)

@@ -14,12 +14,14 @@ T = TypeVar("T")
 class Deadline:
     """Made once per request and hop from the seconds left; every wait of the request goes through ``within``.
 
-    ``cut`` brings it forward to now, for a request that is over for another reason than its time.
+    ``cut`` brings it forward to now, for a request that is over for another reason than its time. ``limit`` brings it
+    forward for somebody else than the caller who set it.
     """
 
     def __init__(self, at: float | None) -> None:
         self._at = at
         self._cut: BatonError | None = None
+        self._limit = ""  # what brought it forward
         self._waits: set[asyncio.Timeout] = set()
 
     @classmethod
@@ -34,10 +36,20 @@ class Deadline:
     def cut(self, error: BatonError) -> None:
         """Let every wait, present or future, end with ``error``."""
         self._cut = error
-        self._at = asyncio.get_running_loop().time()
-        for wait in self._waits:
-            if not wait.expired():
-                wait.reschedule(self._at)
+        self._move(asyncio.get_running_loop().time())
+
+    def limit(self, seconds: float, name: str) -> None:
+        """Be over ``seconds`` from now at the latest; if that is what ends the request, its Expired tells ``name``."""
+        at = asyncio.get_running_loop().time() + seconds
+        if self._at is None or at < self._at:
+            self._limit = name
+            self._move(at)
+
+    def explained(self, error: Expired) -> Expired:
+        """What another process says that was told the seconds left, with the name of the limit that they came from."""
+        if not self._limit or self._limit in error.message:
+            return error
+        return Expired(f"{error.message} ({self._limit})")
 
     def check(self, what: str) -> None:
         """Raise what ``within`` would if the request is over already: it may be, without ever having had to wait."""
@@ -61,5 +73,11 @@ class Deadline:
         finally:
             self._waits.discard(limit)
 
+    def _move(self, at: float) -> None:
+        self._at = at
+        for wait in self._waits:
+            if not wait.expired():
+                wait.reschedule(at)
+
     def _over(self, what: str) -> BatonError:
-        return self._cut or Expired(f"deadline passed while waiting for {what}")
+        return self._cut or self.explained(Expired(f"deadline passed while waiting for {what}"))

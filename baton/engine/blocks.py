@@ -3,16 +3,18 @@
 A block is in exactly one of three states, so ``free + held + cached = total`` always:
 
 * *held*: at least one live sequence refers to it (shared blocks count once), or a launched step may still touch it;
-* *cached*: nobody refers to it, but its content has a name (a chained hash) and may be found again; evicted oldest
-  first when blocks run short;
+* *cached*: nobody refers to it, but its content has a name (a chained hash) and may be found again; evicted when blocks
+  run short, in the order that ``eviction.py`` keeps;
 * *free*: its content means nothing.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+from baton.core.types import CacheClass
+from baton.engine.eviction import EvictionOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +37,14 @@ class Allocation:
 class BlockPool:
     """The blocks of one KV cache. Not thread-safe: it belongs to the engine's one thread."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, most_kept: int = 0) -> None:
+        """``most_kept``: cached blocks of class keep that go after all normal ones."""
         self.total = total
         self._free = list(range(total - 1, -1, -1))
         self._references = [0] * total
         self._hash_of: list[bytes | None] = [None] * total
         self._block_of: dict[bytes, int] = {}
-        self._idle: OrderedDict[int, None] = OrderedDict()  # cached, nobody refers to them; oldest first
+        self._idle = EvictionOrder(most_kept)  # cached, nobody refers to them
         self._fenced: dict[int, int] = {}  # nobody refers to them, but this launched step may still touch them
         self._held = 0
         self._launched = 0
@@ -58,6 +61,11 @@ class BlockPool:
         return len(self._idle)
 
     @property
+    def kept(self) -> int:
+        """Of the cached blocks, those of class keep."""
+        return self._idle.kept
+
+    @property
     def held(self) -> int:
         return self._held
 
@@ -71,7 +79,7 @@ class BlockPool:
         """Blocks that can be allocated now: free ones, and cached ones after eviction."""
         return len(self._free) + len(self._idle)
 
-    def allocate(self, hashes: Sequence[bytes], count: int) -> Allocation | None:
+    def allocate(self, hashes: Iterable[bytes], count: int) -> Allocation | None:
         """``count`` blocks of which as many leading ones as possible are cached under ``hashes``; None: too few."""
         shared = self._match(hashes)
         if not self._suffices(shared, count):
@@ -80,7 +88,7 @@ class BlockPool:
             self._hold(block)
         return Allocation(shared + self._take(count - len(shared)), len(shared))
 
-    def can_allocate(self, hashes: Sequence[bytes], count: int) -> bool:
+    def can_allocate(self, hashes: Iterable[bytes], count: int) -> bool:
         """Whether ``allocate`` would succeed now."""
         return count <= self.available or self._suffices(self._match(hashes), count)
 
@@ -115,20 +123,27 @@ class BlockPool:
             del self._fenced[block]
             self._retire(block)
 
-    def publish(self, block: int, content: bytes) -> None:
-        """Name a full, confirmed block. When another block has the name already, this one stays private."""
-        if content in self._block_of or self._hash_of[block] is not None:
-            return
-        self._block_of[content] = block
-        self._hash_of[block] = content
-        self._note(content, added=True)
+    def publish(self, block: int, content: bytes, cache_class: CacheClass = CacheClass.NORMAL) -> None:
+        """Name a full, confirmed block. When another block has the name already, this one stays private, and what class
+        keep asks for is done to the other one."""
+        if content not in self._block_of and self._hash_of[block] is None:
+            self._block_of[content] = block
+            self._hash_of[block] = content
+            self._note(content, added=True)
+        if cache_class is CacheClass.KEEP and content in self._block_of:
+            self._idle.keep(self._block_of[content])
+
+    def keep(self, blocks: Iterable[int]) -> None:
+        """Blocks with names are of class keep from now on."""
+        for block in blocks:
+            self._idle.keep(block)
 
     def withdraw(self, blocks: Iterable[int]) -> None:
         """Take names away from blocks whose content is in doubt; nobody can find them any more."""
         for block in blocks:
             self._forget(block)
             if block in self._idle:
-                del self._idle[block]
+                self._idle.remove(block)
                 self._free.append(block)
 
     def names(self) -> tuple[bytes, ...]:
@@ -145,7 +160,7 @@ class BlockPool:
         self._pending.clear()
         return BlockChange(self._sequence, added, removed)
 
-    def _match(self, hashes: Sequence[bytes]) -> list[int]:
+    def _match(self, hashes: Iterable[bytes]) -> list[int]:
         found: list[int] = []
         for content in hashes:
             block = self._block_of.get(content)
@@ -160,14 +175,14 @@ class BlockPool:
 
     def _hold(self, block: int) -> None:
         if block in self._idle:
-            del self._idle[block]
+            self._idle.remove(block)
             self._held += 1
         self._fenced.pop(block, None)
         self._references[block] += 1
 
     def _take(self, count: int) -> list[int]:
         while len(self._free) < count:
-            block, _ = self._idle.popitem(last=False)
+            block = self._idle.evict()
             self._forget(block)
             self._free.append(block)
         taken = [self._free.pop() for _ in range(count)]
@@ -181,12 +196,13 @@ class BlockPool:
         if self._hash_of[block] is None:
             self._free.append(block)
         else:
-            self._idle[block] = None
+            self._idle.add(block)
 
     def _forget(self, block: int) -> None:
         content = self._hash_of[block]
         if content is not None:
             self._hash_of[block] = None
+            self._idle.forget(block)
             del self._block_of[content]
             self._note(content, added=False)
 

@@ -39,6 +39,7 @@ class EngineConfig:
     max_running: int = 64  # sequences in one step
     max_waiting: int = 256  # bounded queue before admission; full means Overloaded
     growth_window: int = 256  # output tokens whose blocks are reserved at admission
+    cache_keep_share: float = 0.25  # of the pool, that blocks of class keep may fill when nobody uses them; 0: none
     gpu_memory_share: float = 0.9  # of the GPU's memory that may be in use, by this engine and others together
     kernel_cache: str = "~/.cache/baton"  # GPU kernels that were compiled, products that were measured
     speculation: str = (
@@ -64,6 +65,7 @@ class EngineConfig:
             own_kernels = self.device == "cuda" and self.backend != "torch"
             self._require(getattr(self, key) == "auto" or own_kernels, key, "must be auto except on backend cuda")
         self._require(0 < self.gpu_memory_share <= 1, "gpu_memory_share", "must be above 0 and at most 1")
+        self._require(0 <= self.cache_keep_share <= 1, "cache_keep_share", "must be from 0 to 1")
         size = self.block_size
         self._require(
             1 <= size <= 1024 and not size & (size - 1), "block_size", "must be a power of two from 1 to 1024"

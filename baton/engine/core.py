@@ -66,7 +66,7 @@ class EngineCore:
         self._card = runner.card
         self._clock = clock
         self._limits = EngineLimits(runner.card, runner.total_blocks)
-        self._pool = BlockPool(runner.total_blocks)
+        self._pool = BlockPool(runner.total_blocks, int(config.cache_keep_share * runner.total_blocks))
         self._speculator = Speculator(drafter, config)
         self._scheduler = Scheduler(self._pool, config, clock, self._speculator)
         self._live: dict[int, Sequence] = {}
@@ -87,6 +87,11 @@ class EngineCore:
         return bool(self._events or self._flights) or self._scheduler.has_work
 
     @property
+    def in_flight(self) -> bool:
+        """A step has been launched whose results have not been collected."""
+        return bool(self._flights)
+
+    @property
     def has_news(self) -> bool:
         """The next report would tell a request something."""
         return bool(self._events or self._drawn_keys)
@@ -99,6 +104,7 @@ class EngineCore:
             free_blocks=self._pool.free,
             held_blocks=self._pool.held,
             cached_blocks=self._pool.cached,
+            kept_blocks=self._pool.kept,
             waiting=self._scheduler.waiting,
             running=self._scheduler.running,
             steps=self._steps,
@@ -253,6 +259,8 @@ class EngineCore:
         self._pool.launch(self._steps)
         self._runner.launch(step.parts)
         self._flights.append(Flight(self._steps, step))
+        for sequence in step.chunked:
+            sequence.name_blocks()
         return True
 
     def _collect(self) -> None:
@@ -299,8 +307,8 @@ class EngineCore:
             self._on_drawn(sequence, token_id, detail)
 
     def _advance(self, sequence: Sequence, end: int) -> None:
-        for block, name in sequence.advance(end):
-            self._pool.publish(block, name)
+        for block, name, cache_class in sequence.advance(end):
+            self._pool.publish(block, name, cache_class)
 
     def _announce(self, sequence: Sequence) -> None:
         """Report the blocks of a prefill that have become final; the last one may be partly filled."""

@@ -33,6 +33,7 @@ class EngineLimits:
             if count is not None and not 0 <= count <= self.card.vocab_size:
                 raise InvalidRequest.out_of_range(name, count, f"must be between 0 and {self.card.vocab_size}")
         _check_sampling(request)
+        _check_directives(request)
         if request.attention_window is not None:
             self._check_window(request.attention_window)
 
@@ -72,6 +73,14 @@ class EngineLimits:
                     f"{len(request.prompt)} + {stop.max_tokens} = {total}",
                     f"prompt tokens + max_tokens must be at most {limit} ({name})",
                 )
+
+
+def _check_directives(request: TokenRequest) -> None:
+    chunk, keep = request.max_chunk_tokens, request.cache.keep_tokens
+    if chunk is not None and chunk < 1:
+        raise InvalidRequest.out_of_range("max_chunk_tokens", chunk, "must be at least 1")
+    if keep < 0:
+        raise InvalidRequest.out_of_range("keep_tokens", keep, "must not be negative")
 
 
 def _check_sampling(request: TokenRequest) -> None:

@@ -33,11 +33,14 @@ class Step(NamedTuple):
     sequences: list[Sequence]
     parts: list[Part]
     preempted: list[Sequence]  # who lost its blocks for the others' sake
+    chunked: list[Sequence]  # those whose part is more than one token
 
     def add(self, sequence: Sequence, count: int) -> None:
         """The sequence's next ``count`` tokens."""
         self.sequences.append(sequence)
         self.parts.append(sequence.launch(sequence.launched + count))
+        if count > 1:
+            self.chunked.append(sequence)
 
 
 def _rank(sequence: Sequence) -> tuple[int, int]:
@@ -102,6 +105,7 @@ class Scheduler:
                 break
             self._waiting.pop(0)
             sequence.give_blocks(allocation)
+            self._pool.keep(sequence.kept_hits)
             if not sequence.is_prefill and not sequence.preemptions:
                 sequence.stage = Stage.HELD
                 self._resting += 1
@@ -150,7 +154,7 @@ class Scheduler:
         At most ``max_step_tokens`` tokens in all, which count as launched from now on. A victim of preemption stands
         behind the one that needs its blocks, or is it, so whoever has a part already keeps it.
         """
-        step = Step([], [], [])
+        step = Step([], [], [], [])
         unfinished: list[Sequence] = []
         self._owed = 0
         for sequence in tuple(self._running):
@@ -176,7 +180,7 @@ class Scheduler:
             if not budget:
                 break
             if sequence.stage is Stage.RUNNING:
-                chunk = min(sequence.length - sequence.launched, budget)
+                chunk = min(sequence.length - sequence.launched, budget, sequence.max_chunk)
                 step.add(sequence, chunk)
                 budget -= chunk
         return budget

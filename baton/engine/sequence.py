@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 
 from baton.core.blockhash import child_hash, root_hash
-from baton.core.types import FinishReason, FirstToken, ModelCard, Module, TokenLogprob, TokenRequest, Usage
+from baton.core.types import (
+    CacheClass,
+    FinishReason,
+    FirstToken,
+    ModelCard,
+    Module,
+    TokenLogprob,
+    TokenRequest,
+    Usage,
+)
 from baton.engine.blocks import Allocation
 from baton.engine.runner import Draw, Part
 
@@ -75,6 +84,9 @@ class Sequence:
         )
         self._hashes: list[bytes] = []
         self.prompt_length = len(request.prompt)
+        self.max_chunk = request.max_chunk_tokens or card.context_length  # tokens of it in one step
+        self._cache_class = request.cache.cache_class
+        self._keep_blocks = min(request.cache.keep_tokens, self.prompt_length) // self.block_size
         self._first_output = len(self.context)
         stop = request.stop
         self._full_length = self.prompt_length + stop.max_tokens
@@ -123,14 +135,16 @@ class Sequence:
             growth = min(self.request.stop.max_tokens - self.output_tokens, growth_window)
         return -(-(len(self.context) + growth) // self.block_size)
 
-    def sharable_hashes(self) -> list[bytes]:
+    def sharable_hashes(self) -> Iterator[bytes]:
         """Names of the blocks that may come from the prefix cache: never the last token, whose logits are needed.
 
-        Prompt log-probabilities need the logits of every row, so nothing is shared while they are still owed.
+        Computed as they are asked for: who finds nothing under the first name needs no other. Prompt log-probabilities
+        need the logits of every row, so nothing is shared while they are still owed.
         """
         if self.request.prompt_logprobs is not None and not self.delivered:
-            return []
-        return self._hashes_to((len(self.context) - 1) // self.block_size)
+            return
+        for index in range((len(self.context) - 1) // self.block_size):
+            yield self._hash(index)
 
     def give_blocks(self, allocation: Allocation) -> None:
         self.blocks = allocation.blocks
@@ -142,6 +156,12 @@ class Sequence:
         if not self.delivered:
             del self.prompt_logprobs[1:]  # of an earlier attempt: they are owed again
 
+    @property
+    def kept_hits(self) -> list[int]:
+        """Blocks found in the prefix cache that this request wants kept."""
+        kept = self.hits if self._cache_class is CacheClass.KEEP else min(self.hits, self._keep_blocks)
+        return self.blocks[:kept]
+
     def add_block(self, block: int) -> None:
         self.blocks.append(block)
         self.capacity += self.block_size
@@ -152,23 +172,36 @@ class Sequence:
         self.computed = self.launched = self.capacity = self.hits = self.published = 0
         return blocks
 
-    def advance(self, end: int) -> Iterable[tuple[int, bytes]]:
+    def advance(self, end: int) -> Iterable[tuple[int, bytes, CacheClass]]:
         """The context is computed up to ``end``. Returns full blocks that have not been offered to the prefix cache
-        yet, with their names."""
+        yet, with their names and classes."""
         self.computed = end
         full = end // self.block_size
         if full <= self.published:
             return ()
-        names = self._hashes_to(full)[self.published :]
-        fresh = list(zip(self.blocks[self.published : full], names, strict=True))
-        self.published = full
-        return fresh
+        first, self.published = self.published, full
+        if self._cache_class is CacheClass.NONE:
+            full = min(full, self._keep_blocks)
+        names = self._hashes_to(full)[first:]
+        kept = self._keep_blocks - first
+        classes = (CacheClass.KEEP if i < kept else self._cache_class for i in range(len(names)))
+        return list(zip(self.blocks[first:full], names, classes, strict=True))
+
+    def name_blocks(self) -> None:
+        """Compute the names that ``advance`` will need: worth doing while the device computes the blocks."""
+        self._hashes_to(self.launched // self.block_size)
 
     def _hashes_to(self, count: int) -> list[bytes]:
-        for i in range(len(self._hashes), count):
-            tokens = self.context[i * self.block_size : (i + 1) * self.block_size]
-            self._hashes.append(child_hash(self._hashes[-1] if i else self._root, tokens))
+        for index in range(len(self._hashes), count):
+            self._hash(index)
         return self._hashes[:count]
+
+    def _hash(self, index: int) -> bytes:
+        """The name of a full block; those before it are known."""
+        if index == len(self._hashes):
+            tokens = self.context[index * self.block_size : (index + 1) * self.block_size]
+            self._hashes.append(child_hash(self._hashes[-1] if index else self._root, tokens))
+        return self._hashes[index]
 
     # --- tokens -------------------------------------------------------------------------------------------------------
 

@@ -76,14 +76,14 @@ class TorchDecoder:
         chances, chosen = torch.softmax(scores.float(), dim=-1).topk(moe.top_k, dim=-1)
         if moe.renormalize:
             chances = chances / chances.sum(dim=-1, keepdim=True)
-        gate_up, down = (self._weights[f"{name}.experts.{part}.weight"] for part in ("gate_up", "down"))
         mixed = torch.zeros_like(x)
         for expert in range(moe.experts):
             row, rank = torch.where(chosen == expert)
             if row.numel() == 0:
                 continue
-            gate, up = linear(pad_rows(x[row], ROW_TILE), gate_up[expert]).chunk(2, dim=-1)
-            out = linear(silu(gate) * up, down[expert])[: row.numel()]
+            gate_up = self._expert_linear(pad_rows(x[row], ROW_TILE), f"{name}.experts.gate_up", expert)
+            gate, up = gate_up.chunk(2, dim=-1)
+            out = self._expert_linear(silu(gate) * up, f"{name}.experts.down", expert)[: row.numel()]
             mixed[row] += out * chances[row, rank, None].to(self.dtype)
         return pad_rows(mixed, ROW_TILE)
 
@@ -91,6 +91,9 @@ class TorchDecoder:
         y = linear(x, self._weights[f"{name}.weight"])
         bias = self._weights.get(f"{name}.bias")
         return y if bias is None else y + bias
+
+    def _expert_linear(self, x: torch.Tensor, name: str, expert: int) -> torch.Tensor:
+        return linear(x, self._weights[f"{name}.weight"][expert])
 
     def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
         wide = x.float()

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import ClassVar
 
+from baton.core.types import CacheClass, CachePolicy
 from services.process.config import ProcessConfig
+
+CACHE_ENTRY = re.compile(rf"(-?\d+)=({'|'.join(CacheClass)})(?::(\d{{1,9}}))?")
+CACHE_ENTRIES = f"must hold entries PRIORITY=CLASS or PRIORITY=CLASS:KEEP_TOKENS, CLASS one of {', '.join(CacheClass)}"
 
 
 @dataclass(frozen=True, slots=True)
 class PlannerConfig(ProcessConfig):
+    """``cache_classes`` are entries ``PRIORITY=CLASS`` or ``PRIORITY=CLASS:KEEP_TOKENS``, with so many leading tokens
+    of class keep. The entry of the highest priority which a request's own reaches counts; without one it is ``normal``.
+    """
+
     SECTION: ClassVar[str] = "planner"
 
     local_prefill_max_tokens: int = 128  # uncached tokens that decode computes itself; 0: none, always remote
@@ -21,6 +30,10 @@ class PlannerConfig(ProcessConfig):
     retry_after_seconds: float = 1.0  # told to callers when no worker is ready
     # Longer prompts are computed with this attention window, where workers have the module. It changes answers; 0: off.
     attention_window: int = 0
+    max_tokens: int = 0  # output tokens of an answer, whatever the request asks for; 0: off
+    max_chunk_tokens: int = 0  # of a prompt, that one step computes; 0: off
+    max_seconds: float = 0.0  # of an answer, from its first plan to its end; 0: off
+    cache_classes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         ProcessConfig.__post_init__(self)
@@ -29,6 +42,21 @@ class PlannerConfig(ProcessConfig):
             ("max_candidates", 1),
             ("tie_noise", 0.0),
             ("attention_window", 0),
+            ("max_tokens", 0),
+            ("max_chunk_tokens", 0),
+            ("max_seconds", 0.0),
         ):
             self.require(getattr(self, key) >= least, key, f"must be at least {least}")
+        self.require(self.max_seconds < float("inf"), "max_seconds", "must be finite")
         self.require(self.refresh_seconds > 0, "refresh_seconds", "must be positive")
+        self.cache_by_priority()
+
+    def cache_by_priority(self) -> dict[int, CachePolicy]:
+        """Parsed ``cache_classes``."""
+        found: dict[int, CachePolicy] = {}
+        for entry in self.cache_classes:
+            parts = CACHE_ENTRY.fullmatch(entry)
+            self.require(parts is not None, "cache_classes", CACHE_ENTRIES)
+            if parts is not None:
+                found[int(parts[1])] = CachePolicy(CacheClass(parts[2]), int(parts[3] or 0))
+        return found

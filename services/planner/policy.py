@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from baton.core.errors import InvalidRequest, Overloaded, UnknownModel
-from baton.core.types import Candidate, Module, Plan, PlanQuery, ProcessRecord, Role, WorkerState
+from baton.core.types import (
+    CachePolicy,
+    Candidate,
+    Module,
+    Plan,
+    PlanLimits,
+    PlanQuery,
+    ProcessRecord,
+    Role,
+    WorkerState,
+)
 from services.planner.config import PlannerConfig
 from services.planner.fleet import Fleet
 
@@ -21,7 +31,8 @@ def plan(query: PlanQuery, fleet: Fleet, config: PlannerConfig, noise: Noise) ->
     check(query)
     ready = _ready(query, fleet, config)
     window = _window(query, config)
-    reasons = ["least_load"]
+    limits, reasons = limits_for(query, config)
+    reasons.append("least_load")
     if window is not None:
         ready, window, reason = _windowed(ready, window, query, config)
         reasons.append(reason)
@@ -40,6 +51,8 @@ def plan(query: PlanQuery, fleet: Fleet, config: PlannerConfig, noise: Noise) ->
         reasons=tuple(reasons),
         attention_window=window,
         speculation=config.speculation,
+        limits=limits,
+        cache=cache_for(query, config),
     )
 
 
@@ -53,6 +66,21 @@ def check(query: PlanQuery) -> None:
             raise InvalidRequest.out_of_range(name, getattr(query, name), f"must be at least {least}")
     if query.attention_window is not None and query.attention_window < 1:
         raise InvalidRequest.out_of_range("attention_window", query.attention_window, "must be at least 1")
+
+
+def limits_for(query: PlanQuery, config: PlannerConfig) -> tuple[PlanLimits, list[str]]:
+    """The limits that bind this request, and a reason for each."""
+    max_tokens = config.max_tokens if 0 < config.max_tokens < query.max_tokens else None
+    max_chunk_tokens = config.max_chunk_tokens if 0 < config.max_chunk_tokens < query.prompt_tokens else None
+    seconds = config.max_seconds or None
+    limits = PlanLimits(max_tokens, max_chunk_tokens, seconds)
+    named = (("max_tokens_limit", max_tokens), ("max_chunk_tokens_limit", max_chunk_tokens), ("time_limit", seconds))
+    return limits, [name for name, limit in named if limit is not None]
+
+
+def cache_for(query: PlanQuery, config: PlannerConfig) -> CachePolicy:
+    reached = {priority: cache for priority, cache in config.cache_by_priority().items() if priority <= query.priority}
+    return reached[max(reached)] if reached else CachePolicy()
 
 
 def load(worker: ProcessRecord, own_tokens: int, in_flight: int) -> float:

@@ -76,7 +76,8 @@ class Planner:
             await self.refresh()
 
     def _remember(self, query: PlanQuery, decided: Plan) -> None:
-        tokens = query.prompt_tokens + query.max_tokens
+        lowered = decided.limits.max_tokens
+        tokens = query.prompt_tokens + (query.max_tokens if lowered is None else lowered)
         self._in_flight.add(decided.decode[0].worker_id, tokens)
         if decided.prefill and query.prompt_tokens > self._config.local_prefill_max_tokens:
             self._in_flight.add(decided.prefill[0].worker_id, query.prompt_tokens)

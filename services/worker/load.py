@@ -24,6 +24,7 @@ class EngineSeries:
 
     def __init__(self, meter: Meter) -> None:
         self._blocks = meter.gauge("kv_blocks", "KV blocks by state", ("state",))
+        self._kept = meter.gauge("kv_blocks_kept", "Cached KV blocks that are evicted after all others")
         self._requests = meter.gauge("engine_requests", "Requests in the engine by state", ("state",))
         self._counters = {name: meter.counter(f"engine_{name}", text) for name, text in COUNTERS.items()}
         self._last = EngineStats()
@@ -36,6 +37,7 @@ class EngineSeries:
             ("cached", stats.cached_blocks),
         ):
             self._blocks.set(blocks, state=state)
+        self._kept.set(stats.kept_blocks)
         self._requests.set(stats.waiting, state="waiting")
         self._requests.set(stats.running, state="running")
         for name, counter in self._counters.items():

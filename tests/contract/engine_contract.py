@@ -1,5 +1,7 @@
 """What every ``EngineApi`` promises, whatever computes inside: subclass ``EngineContract`` and say how to open one.
 
+What the plan may direct is in ``directive_contract.py``.
+
 The suite compares an engine only with itself, so it fits the fake and real models alike. It needs a model with at
 least 384 token ids, whose float32 results do not depend on the batch.
 """
@@ -8,8 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, suppress
+from contextlib import AsyncExitStack, aclosing, suppress
 from typing import ClassVar
 
 import pytest
@@ -17,7 +18,7 @@ import pytest
 from baton.core.errors import Expired, InvalidRequest, Overloaded, TransferRejected
 from baton.core.types import FinishReason, Sampling, StopRules, TokenChunk
 from baton.engine.client import EngineClient
-from baton.engine.config import EngineConfig
+from tests.contract.directive_contract import DirectiveContract
 from tests.contract.engine_driving import (
     answer,
     assert_idle,
@@ -33,25 +34,8 @@ from tests.contract.engine_driving import (
 SAMPLED = Sampling(temperature=0.8, top_k=40, seed=7, repetition_penalty=1.2, frequency_penalty=0.1)
 
 
-class EngineContract:
-    block_size: ClassVar[int] = 4
+class EngineContract(DirectiveContract):
     chunk_sizes: ClassVar[tuple[int, ...]] = (1, 3, 4, 5, 20, 21)
-
-    def open(self, config: EngineConfig) -> AbstractAsyncContextManager[EngineClient]:
-        raise NotImplementedError
-
-    def config(self, **changes: object) -> EngineConfig:
-        return dataclasses.replace(EngineConfig(block_size=self.block_size, kv_blocks=64), **changes)  # type: ignore[arg-type]
-
-    def run(self, scenario: Callable[[EngineClient], Awaitable[None]], **changes: object) -> None:
-        """One engine for one scenario; afterwards it is idle."""
-
-        async def main() -> None:
-            async with self.open(self.config(**changes)) as engine:
-                await scenario(engine)
-                await assert_idle(engine)
-
-        asyncio.run(main())
 
     # --- the same tokens, whatever happens around them ----------------------------------------------------------------
 

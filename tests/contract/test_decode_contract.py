@@ -12,6 +12,8 @@ import pytest
 from baton.core.errors import BatonError
 from baton.core.types import (
     Attempt,
+    CacheClass,
+    CachePolicy,
     Candidate,
     DecodeRequest,
     FinishReason,
@@ -43,6 +45,8 @@ def test_every_field_of_request_and_answer_arrives(way: str) -> None:
             tenant="acme",
             salt=b"\x00\xff",
             speculation=False,
+            max_chunk_tokens=96,
+            cache=CachePolicy(CacheClass.KEEP, 64),
         ),
         prefill=(Candidate("prefill-0", "127.0.0.1:9", 2**64 - 1),),
         local_prefill_max_tokens=128,

@@ -15,12 +15,15 @@ from baton.core.clock import ManualClock
 from baton.core.errors import BatonError, Expired, InvalidRequest, PeerUnavailable
 from baton.core.types import (
     Attempt,
+    CacheClass,
+    CachePolicy,
     Candidate,
     FinishReason,
     FirstToken,
     KvChunk,
     KvConfirmation,
     Plan,
+    PlanLimits,
     PrefillRequest,
     PrefillResult,
     TokenLogprob,
@@ -31,13 +34,14 @@ from baton.rpc.kvreceiver import KvReceiverClient, kvreceiver_service
 from baton.rpc.planner import PlannerClient, planner_service
 from baton.rpc.prefill import PrefillClient, prefill_service
 from baton.rpc.serving import ServerPolicy
-from baton.rpc.wire.planner import plan_from_wire
+from baton.rpc.wire.planner import plan_from_wire, plan_to_wire
 from baton.rpc.wire.types import token_request_from_wire, token_request_to_wire
 from protos.baton.v1 import planner_pb2 as pb
 from services.kvtransfer.directory import Directory
 from tests.contract.wire_doubles import (
     EPOCH,
     HELLO,
+    PLAN,
     QUERY,
     TICKET,
     TOKENS,
@@ -57,7 +61,10 @@ from tests.contract.wire_doubles import (
     wire,
 )
 
-PREFILL = PrefillRequest(replace(TOKENS, attempt=Attempt(1, 2), attention_window=64), TICKET, skip_blocks=3)
+DIRECTED = replace(
+    TOKENS, attention_window=64, max_chunk_tokens=256, cache=CachePolicy(CacheClass.NONE, keep_tokens=32)
+)
+PREFILL = PrefillRequest(replace(DIRECTED, attempt=Attempt(1, 2)), TICKET, skip_blocks=3)
 
 
 def test_who_says_nothing_of_speculation_allows_it() -> None:
@@ -69,6 +76,31 @@ def test_who_says_nothing_of_speculation_allows_it() -> None:
     assert plan_from_wire(silent).speculation
 
 
+def test_who_says_nothing_of_limits_and_caching_gets_the_usual() -> None:
+    """And what is usual is not sent: most plans and requests are as long as they were."""
+    message = token_request_to_wire(TOKENS)
+    assert not message.HasField("cache") and not message.HasField("max_chunk_tokens")
+    assert token_request_from_wire(message) == TOKENS
+    message.cache.keep_tokens = 5  # by a caller who names no class
+    assert token_request_from_wire(message).cache == CachePolicy(CacheClass.NORMAL, 5)
+    usual = plan_to_wire(PLAN)
+    assert not usual.HasField("cache") and not usual.HasField("limits")
+    assert plan_from_wire(usual) == PLAN
+
+
+@pytest.mark.parametrize("cache_class", CacheClass)
+def test_every_cache_class_arrives(cache_class: CacheClass) -> None:
+    wanted = replace(TOKENS, cache=CachePolicy(cache_class))
+    assert token_request_from_wire(token_request_to_wire(wanted)) == wanted
+
+
+def test_a_cache_class_of_a_newer_version_is_refused_by_name() -> None:
+    message = token_request_to_wire(DIRECTED)
+    message.cache.cache_class = 9  # type: ignore[assignment]
+    with pytest.raises(InvalidRequest, match=r"^CachePolicy.cache_class: unknown value 9"):
+        token_request_from_wire(message)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_plan_arrives_whole(way: str) -> None:
     plan = Plan(
@@ -78,6 +110,8 @@ def test_a_plan_arrives_whole(way: str) -> None:
         reasons=("least_load",),
         attention_window=4096,
         speculation=False,
+        limits=PlanLimits(max_tokens=64, max_chunk_tokens=512, seconds=2.5),
+        cache=CachePolicy(CacheClass.KEEP, keep_tokens=48),
     )
     query = replace(QUERY, hop=2, priority=-1, avoid=("decode-7",), attention_window=512)
 
@@ -298,13 +332,24 @@ async def answering(response: bytes) -> AsyncIterator[PlannerClient]:
 
 def test_an_incomplete_plan_is_refused_and_not_blamed_on_the_caller() -> None:
     incomplete = pb.PlanResponse(decode=[{"worker_id": "decode-0"}], local_prefill_max_tokens=5)
-    blind = pb.PlanResponse(decode=[{"worker_id": "d", "address": "a:1"}], attention_window=0)
+    decode = [{"worker_id": "d", "address": "a:1"}]
+    blind = pb.PlanResponse(decode=decode, attention_window=0)
+    mute = pb.PlanResponse(decode=decode, limits={"max_tokens": 0})
+    still = pb.PlanResponse(decode=decode, limits={"max_chunk_tokens": 0})
+    late = pb.PlanResponse(decode=decode, limits={"seconds": 0.0})
+    never = pb.PlanResponse(decode=decode, limits={"seconds": float("nan")})
+    odd = pb.PlanResponse(decode=decode, cache={"cache_class": 9})  # type: ignore[dict-item]
 
     async def run() -> None:
         for response, named in (
             (pb.PlanResponse(), "decode"),
             (incomplete, "address"),
             (blind, r"attention_window: must be at least 1, got 0"),
+            (mute, r"PlanLimits.max_tokens: must be at least 1, got 0"),
+            (still, r"PlanLimits.max_chunk_tokens: must be at least 1, got 0"),
+            (late, r"PlanLimits.seconds: must be a number above 0, got 0.0"),
+            (never, r"PlanLimits.seconds: must be a number above 0, got nan"),
+            (odd, r"CachePolicy.cache_class: unknown value 9"),
         ):
             async with answering(response.SerializeToString()) as plans:
                 with pytest.raises(BatonError, match=named) as raised:

@@ -68,11 +68,11 @@ def decode_ahead(runner: CudaRunner, made: Sequence[Line], steps: int) -> None:
 class Reference:
     """``TorchDecoder`` on the GPU, whole contexts at a time."""
 
-    def __init__(self, model: str, dtype: torch.dtype) -> None:
+    def __init__(self, model: str, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> None:
         self.spec: DecoderSpec = load_spec(model)
         decoder = TorchDecoder(self.spec, load_weights(model, self.spec, dtype, DEVICE), dtype)
-        self._logits = DecoderLogits(decoder, DEVICE)
+        self._logits = DecoderLogits(decoder, DEVICE, kv_dtype)
 
-    def logits(self, tokens: Sequence[int]) -> torch.Tensor:
+    def logits(self, tokens: Sequence[int], window: int | None = None) -> torch.Tensor:
         """float32 [tokens, vocab]."""
-        return self._logits.rows(tokens, 0)
+        return self._logits.rows(tokens, 0, window)

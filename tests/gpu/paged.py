@@ -49,14 +49,21 @@ class PagedKv:
             used = (length - 1) % self.shape.block_size + 1
             self.pool[int(blocks[-1])][..., used:, :] = float("nan")
 
-    def table(self, lengths: Sequence[int]) -> PageTable[Ints]:
-        """The host's page table when the sequences have ``lengths`` tokens."""
+    def table(self, lengths: Sequence[int], windows: Sequence[int | None] | None = None) -> PageTable[Ints]:
+        """The host's page table when the sequences have ``lengths`` tokens, of which the last sees ``windows``."""
+        seen = [self.shape.window] * len(lengths) if windows is None else windows
+        oldest = [max(0, length - (window or length)) for length, window in zip(lengths, seen, strict=True)]
+        return self.table_from(oldest, lengths)
+
+    def table_from(self, oldest: Sequence[int], lengths: Sequence[int]) -> PageTable[Ints]:
+        """The same by the first token that is seen, of each sequence."""
         size = self.shape.block_size
-        pages = [-(-length // size) for length in lengths]
-        indptr = np.concatenate(([0], np.cumsum(pages))).astype(np.int32)
-        indices = np.concatenate([blocks[:count] for blocks, count in zip(self.blocks, pages, strict=True)])
+        spans = [(first // size, -(-length // size)) for first, length in zip(oldest, lengths, strict=True)]
+        indptr = np.concatenate(([0], np.cumsum([last - first for first, last in spans]))).astype(np.int32)
+        indices = np.concatenate([blocks[slice(*span)] for blocks, span in zip(self.blocks, spans, strict=True)])
         last_page = np.array([(length - 1) % size + 1 for length in lengths], np.int32)
-        return PageTable(indptr, indices.astype(np.int32), last_page)
+        hidden = np.array([first % size for first in oldest], np.int32)
+        return PageTable(indptr, indices.astype(np.int32), last_page, hidden)
 
     def queries(self, rows: int, seed: int) -> torch.Tensor:
         """bf16 [rows, heads * head_dim], a slice of a wider fused row, as the engine's q is."""
@@ -66,7 +73,9 @@ class PagedKv:
         fused = torch.randn(rows, width, generator=generator, device=DEVICE, dtype=torch.bfloat16)
         return fused[:, : shape.heads * shape.head_dim]
 
-    def reference(self, layer: int, sequence: int, q: torch.Tensor, length: int) -> torch.Tensor:
+    def reference(
+        self, layer: int, sequence: int, q: torch.Tensor, length: int, window: int | None = None
+    ) -> torch.Tensor:
         """float32 [rows, heads * head_dim]: the last ``rows`` tokens of ``length`` attend causally."""
         shape = self.shape
         blocks = torch.from_numpy(self.blocks[sequence][: -(-length // shape.block_size)].astype(np.int64)).to(DEVICE)
@@ -75,17 +84,20 @@ class PagedKv:
         grouped = q.float().view(rows, shape.kv_heads, shape.group, shape.head_dim).permute(1, 2, 0, 3)
         scores = grouped @ k[:, None].transpose(-1, -2) * shape.scale
         distance = torch.arange(length - rows, length, device=DEVICE)[:, None] - torch.arange(length, device=DEVICE)
-        hidden = distance < 0 if shape.window is None else (distance < 0) | (distance >= shape.window)
+        seen = shape.window if window is None else window
+        hidden = distance < 0 if seen is None else (distance < 0) | (distance >= seen)
         weights = torch.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1)
         return (weights @ v[:, None]).permute(2, 0, 1, 3).reshape(rows, -1)
 
 
 def on_device(table: PageTable[Ints]) -> PageTable[torch.Tensor]:
-    return PageTable(*(torch.from_numpy(array).to(DEVICE) for array in (table.indptr, table.indices, table.last_page)))
+    assert table.hidden is not None
+    arrays = (table.indptr, table.indices, table.last_page, table.hidden)
+    return PageTable(*(torch.from_numpy(array).to(DEVICE) for array in arrays))
 
 
 def chunks_on_device(table: ChunkTable[Ints]) -> ChunkTable[torch.Tensor]:
-    return ChunkTable(torch.from_numpy(table.starts).to(DEVICE), on_device(table.pages))
+    return ChunkTable(torch.from_numpy(table.starts).to(DEVICE), on_device(table.pages), table.window)
 
 
 def copy_into(target: PageTable[torch.Tensor], source: PageTable[Ints]) -> None:
@@ -93,6 +105,9 @@ def copy_into(target: PageTable[torch.Tensor], source: PageTable[Ints]) -> None:
     target.indptr[: len(source.indptr)].copy_(torch.from_numpy(source.indptr))
     target.indices[: len(source.indices)].copy_(torch.from_numpy(source.indices))
     target.last_page[: len(source.last_page)].copy_(torch.from_numpy(source.last_page))
+    assert target.hidden is not None
+    assert source.hidden is not None
+    target.hidden[: len(source.hidden)].copy_(torch.from_numpy(source.hidden))
 
 
 def relative_errors(out: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:

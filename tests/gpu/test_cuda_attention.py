@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from baton.core.errors import ConfigError
-from baton.engine.cuda.attention import DecodeAttention, DecodeBackend, PrefillAttention, allocate_workspace
+from baton.engine.cuda.attention import DecodeAttention, DecodeBackend, allocate_workspace
 from baton.engine.cuda.attention_shape import AttentionShape, ChunkTable, KvScale
 from baton.engine.cuda.build import build
 from baton.engine.cuda.decode_kernel import QueryQuantizer, SplitDecode
 from baton.engine.cuda.flashinfer_kernels import Kernel, compile_kernels
 from baton.engine.cuda.library import CudaLibrary
+from baton.engine.cuda.prefill_attention import PrefillAttention
 from tests.gpu.paged import (
     DEVICE,
     PagedKv,
@@ -202,7 +203,7 @@ def test_queries_that_overflow_fp8_become_the_largest_value(library: CudaLibrary
 
 @pytest.fixture(scope="module")
 def fa3() -> None:
-    compile_kernels(LLAMA, {Kernel.FA3})
+    compile_kernels([(LLAMA, Kernel.FA3)])
 
 
 def prefill(
@@ -216,9 +217,10 @@ def prefill(
     """``spans`` are the rows [start, end) of each sequence that this step computes."""
     sizes = [end - start for start, end in spans]
     starts = np.concatenate(([0], np.cumsum(sizes))).astype(np.int32)
-    host = ChunkTable(starts, kv.table([end for _, end in spans]))
+    oldest = [0 if kv.shape.window is None else max(0, start + 1 - kv.shape.window) for start, _ in spans]
+    host = ChunkTable(starts, kv.table_from(oldest, [end for _, end in spans]))
     attention = PrefillAttention(kv.shape, int(starts[-1]), kv.pool, workspace, library, kernel)
-    attention.plan(host, chunks_on_device(host))
+    attention.plan([host], [chunks_on_device(host)])
     out = torch.full((int(starts[-1]), q.shape[1]), float("nan"), dtype=torch.bfloat16, device=DEVICE)
     attention.run(1, q, out)
     return out
@@ -272,7 +274,7 @@ def test_plans_made_ahead_do_not_disturb_each_other(workspace: torch.Tensor, lib
     torch.cuda.synchronize()
     torch.cuda._sleep(50_000_000)
     for host, device, out in zip(hosts, devices, outs, strict=True):
-        attention.plan(host, device)
+        attention.plan([host], [device])
         attention.run(1, q[: len(out)], out)
     for spans, out in zip(steps, outs, strict=True):
         expect_exact_chunks(kv, spans, q, out, TOLERANCE)

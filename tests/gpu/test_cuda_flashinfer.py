@@ -49,7 +49,7 @@ def workspace() -> torch.Tensor:
 
 
 def schedule_for(shape: AttentionShape, backend: DecodeBackend) -> Schedule:
-    compile_kernels(shape, decode_kernels(backend))
+    compile_kernels([(shape, kernel) for kernel in decode_kernels(backend)])
     return CudaCoreSchedule(shape) if backend is DecodeBackend.CUDA_CORES else TensorCoreSchedule(shape)
 
 
@@ -155,15 +155,17 @@ SPANS = [(0, 1), (0, 17), (16, 316), (999, 1000), (31, 33), (0, 700), (100, 612)
         (LLAMA, Kernel.FA2, TOLERANCE),
         (attention_shape(9, 3, 64), Kernel.FA3, TOLERANCE),
         (WINDOWED, Kernel.FA3, TOLERANCE),
+        (WINDOWED, Kernel.FA2, TOLERANCE),
+        (fp8(WINDOWED), Kernel.FA2, TOLERANCE),
         (fp8(LLAMA), Kernel.FA3_FP8, FP8_QUERY_TOLERANCE),
         (fp8(LLAMA), Kernel.FA2, TOLERANCE),
     ],
-    ids=["fa2", "fa3-64", "fa3-window", "fa3-fp8", "fa2-fp8"],
+    ids=["fa2", "fa3-64", "fa3-window", "fa2-window", "fa2-fp8-window", "fa3-fp8", "fa2-fp8"],
 )
 def test_packed_chunks_equal_float32_attention(
     shape: AttentionShape, kernel: Kernel, tolerance: float, workspace: torch.Tensor, library: CudaLibrary
 ) -> None:
-    compile_kernels(shape, {kernel})
+    compile_kernels([(shape, kernel)])
     kv = PagedKv(shape, [end for _, end in SPANS], seed=9)
     rows = sum(end - start for start, end in SPANS)
     q = kv.queries(rows, seed=1)

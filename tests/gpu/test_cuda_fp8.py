@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.core.errors import ConfigError
 from baton.engine.cuda.build import build
 from baton.engine.cuda.fp8_weights import PRODUCTS, quantize_channels
 from baton.engine.cuda.kernels import E4M3_MAX, Kernels, Overlap
@@ -30,10 +29,13 @@ from tests.gpu.gpu_engines import BLOCK, DEVICE, Reference, cuda_runner, lines
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 E4M3 = torch.float8_e4m3fn
-MODELS = (str(DATA / "tiny" / "qwen2"), "random:smollm2-135m")  # one with biases, one with many layers
+DENSE = (str(DATA / "tiny" / "qwen2"), "random:smollm2-135m")  # one with biases, one with many layers
+SPARSE = tuple(str(DATA / "tiny" / name) for name in ("mixtral", "qwen3-moe"))
+MODELS = (*DENSE, *SPARSE)
 # Times what rounding alone loses. Prefill over FP8 KV rounds queries and softmax weights too, which the reference does
 # not: by emulation 1.07 to 1.27 times the loss.
 NO_WORSE = {"weights": 1.25, "kv": 1.4, "both": 1.3}
+SPARSE_NO_WORSE = 2.0  # for experts: a row near the border between two of them may fall on either side
 
 
 @pytest.fixture(scope="module")
@@ -82,12 +84,18 @@ class RoundingDecoder(TorchDecoder):
     def _linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
         if name.rsplit(".", 1)[-1] not in PRODUCTS:
             return super()._linear(x, name)
-        values, scale = quantize_channels(self._weights[f"{name}.weight"])
-        largest = x.float().abs().amax(dim=1, keepdim=True).clamp_min(1e-30)
-        rounded = (x.float() * (E4M3_MAX / largest)).to(E4M3).float() * (largest / E4M3_MAX)
-        product = (rounded @ (values.float() * scale[:, None]).t()).to(self.dtype)
+        product = self._rounded_product(x, self._weights[f"{name}.weight"])
         bias = self._weights.get(f"{name}.bias")
         return product if bias is None else product + bias
+
+    def _expert_linear(self, x: torch.Tensor, name: str, expert: int) -> torch.Tensor:
+        return self._rounded_product(x, self._weights[f"{name}.weight"][expert])
+
+    def _rounded_product(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        values, scale = quantize_channels(weight)
+        largest = x.float().abs().amax(dim=1, keepdim=True).clamp_min(1e-30)
+        rounded = (x.float() * (E4M3_MAX / largest)).to(E4M3).float() * (largest / E4M3_MAX)
+        return (rounded @ (values.float() * scale[:, None]).t()).to(self.dtype)
 
 
 class RoundingReference:
@@ -126,12 +134,17 @@ def exact(model: str) -> Reference:
 
 
 @pytest.fixture(scope="module")
+def no_worse(model: str, kind: str) -> float:
+    return SPARSE_NO_WORSE if model in SPARSE else NO_WORSE[kind]
+
+
+@pytest.fixture(scope="module")
 def rounding(model: str, kind: str) -> RoundingReference:
     return RoundingReference(model, FORMATS[kind])
 
 
 def test_prompts_lose_what_rounding_loses(
-    runner: CudaRunner, kind: str, exact: Reference, rounding: RoundingReference
+    runner: CudaRunner, no_worse: float, exact: Reference, rounding: RoundingReference
 ) -> None:
     made = lines([1, 70, 33, 64, 17], exact.spec.vocab_size)
     found = all_logits(runner, [line.part(len(line.tokens)) for line in made])
@@ -139,11 +152,11 @@ def test_prompts_lose_what_rounding_loses(
         runner.forget(line.key)
     wanted = torch.cat([exact.logits(line.tokens) for line in made])
     allowed = distance(torch.cat([rounding.logits(line.tokens) for line in made]), wanted)
-    assert distance(found, wanted) <= NO_WORSE[kind] * allowed
+    assert distance(found, wanted) <= no_worse * allowed
 
 
 def test_decoding_loses_what_rounding_loses(
-    runner: CudaRunner, kind: str, exact: Reference, rounding: RoundingReference
+    runner: CudaRunner, no_worse: float, exact: Reference, rounding: RoundingReference
 ) -> None:
     """In batches of every kind: fused products for few rows, plain ones for more; over block boundaries."""
     for count in (1, 4, 20):
@@ -154,7 +167,7 @@ def test_decoding_loses_what_rounding_loses(
             runner.forget(line.key)
         wanted = torch.cat([exact.logits(line.tokens[:-1])[-len(found) :] for line in made])
         allowed = distance(torch.cat([rounding.logits(line.tokens[:-1])[-len(found) :] for line in made]), wanted)
-        assert distance(torch.stack(found, dim=1).flatten(0, 1), wanted) <= NO_WORSE[kind] * allowed, count
+        assert distance(torch.stack(found, dim=1).flatten(0, 1), wanted) <= no_worse * allowed, count
 
 
 def test_graphs_compute_the_same_bits_as_eager_launches(runner: CudaRunner, exact: Reference) -> None:
@@ -168,7 +181,7 @@ def test_graphs_compute_the_same_bits_as_eager_launches(runner: CudaRunner, exac
 
 
 def test_blocks_travel_as_they_lie_and_are_half_as_large() -> None:
-    with cuda_runner(MODELS[1]) as wide, cuda_runner(MODELS[1], kv_format="fp8") as narrow:
+    with cuda_runner(DENSE[1]) as wide, cuda_runner(DENSE[1], kv_format="fp8") as narrow:
         assert 2 * narrow.card.format.block_bytes == wide.card.format.block_bytes
         assert narrow.card.format != wide.card.format
         made = lines([40], narrow.card.vocab_size)
@@ -180,16 +193,8 @@ def test_blocks_travel_as_they_lie_and_are_half_as_large() -> None:
 
 
 def test_engines_with_other_weights_do_not_share_keys_and_values() -> None:
-    with cuda_runner(MODELS[0]) as wide, cuda_runner(MODELS[0], weight_format="fp8") as narrow:
+    with cuda_runner(DENSE[0]) as wide, cuda_runner(DENSE[0], weight_format="fp8") as narrow:
         assert narrow.card.weights_hash != wide.card.weights_hash
-
-
-def test_the_experts_of_a_mixture_are_not_rounded_behind_ones_back() -> None:
-    with (
-        pytest.raises(ConfigError, match=r"engine\.weight_format: must be auto for a mixture of experts"),
-        cuda_runner(str(DATA / "tiny" / "mixtral"), weight_format="fp8"),
-    ):
-        pass
 
 
 # --- the gate ---------------------------------------------------------------------------------------------------------

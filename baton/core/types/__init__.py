@@ -40,6 +40,7 @@ from baton.core.types.fleet import (
     ModelCard,
     Module,
     Plan,
+    PlanLimits,
     PlanQuery,
     ProcessRecord,
     Role,
@@ -77,6 +78,8 @@ from baton.core.types.tenancy import (
 )
 from baton.core.types.tokens import (
     Attempt,
+    CacheClass,
+    CachePolicy,
     FinishReason,
     FirstToken,
     Placement,
@@ -108,6 +111,8 @@ __all__ = [
     "AuditEntry",
     "AuditPage",
     "AwayPolicy",
+    "CacheClass",
+    "CachePolicy",
     "Candidate",
     "ChatMessage",
     "Commit",
@@ -140,6 +145,7 @@ __all__ = [
     "Paging",
     "Placement",
     "Plan",
+    "PlanLimits",
     "PlanQuery",
     "PrefillMode",
     "PrefillRequest",

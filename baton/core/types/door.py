@@ -46,6 +46,8 @@ class GenerateChunk:
 
     ``text`` may lag behind ``token_ids`` (bytes split over tokens, possible stop strings); ``migrations`` counts hops.
     ``quota``, with an answer's first chunk: what is left of the limits that hold for the caller.
+    ``limit`` names what ended an answer with finish ``length`` when it was not the request's own limit but one that the
+    plan set ("max_tokens").
     """
 
     request_id: str
@@ -59,6 +61,7 @@ class GenerateChunk:
     placement: Placement | None = None
     migrations: int = 0
     quota: tuple[QuotaBalance, ...] = ()
+    limit: str = ""
 
 
 @dataclass(frozen=True, slots=True)

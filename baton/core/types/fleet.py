@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from baton.core.types.tokens import CachePolicy
 from baton.core.types.transfer import KvFormat
 
 
@@ -40,7 +41,8 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot of one engine. Blocks: free + held + cached = total, always. Counters only grow.
+    """A snapshot of one engine. Blocks: free + held + cached = total, always; ``kept_blocks`` of the cached ones are of
+    class ``keep``. Counters only grow.
 
     ``host_seconds`` is the engine loop's own work, all but waiting for commands and for the device. ``device_seconds``
     is from each step's start on the device to its end, ``device_idle_seconds`` between the end of one step and the
@@ -51,6 +53,7 @@ class EngineStats:
     free_blocks: int = 0
     held_blocks: int = 0
     cached_blocks: int = 0
+    kept_blocks: int = 0
     waiting: int = 0
     running: int = 0
     steps: int = 0
@@ -117,12 +120,26 @@ class PlanQuery:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanLimits:
+    """Bounds that a plan sets to its request, beside the request's own; None: none. They lower and never raise.
+
+    ``seconds`` count from the arrival of the plan. ``max_chunk_tokens`` bounds what a step computes of the prompt, so
+    that a long one does not stall those who share its steps.
+    """
+
+    max_tokens: int | None = None
+    max_chunk_tokens: int | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Ranked candidates and directives. Complete or refused: an empty ``decode`` is never sent.
 
     The decode worker computes the prompt itself when its uncached part has at most ``local_prefill_max_tokens`` tokens
     (0: never), else asks the ``prefill`` candidates in order. ``attention_window`` goes into the request; every
-    candidate has its module.
+    candidate has its module. ``limits`` and ``cache`` of a request's first plan hold for its later hops too. A limit
+    that a plan sets has its reason ("max_tokens_limit", "max_chunk_tokens_limit", "time_limit") in ``reasons``.
     """
 
     decode: tuple[Candidate, ...]
@@ -131,3 +148,5 @@ class Plan:
     reasons: tuple[str, ...] = ()
     attention_window: int | None = None
     speculation: bool = True  # drafts may be tried where the engine does so
+    limits: PlanLimits = PlanLimits()
+    cache: CachePolicy = CachePolicy()

@@ -17,6 +17,26 @@ class PrefillMode(StrEnum):
     REMOTE = "remote"
 
 
+class CacheClass(StrEnum):
+    """How a full block is kept in a prefix cache once nobody uses it."""
+
+    NONE = "none"  # not at all: no later request finds it
+    NORMAL = "normal"  # least recently used goes first
+    KEEP = "keep"  # goes after all normal ones; there is room for a share of the pool (engine.cache_keep_share)
+
+
+@dataclass(frozen=True, slots=True)
+class CachePolicy:
+    """How a request's full blocks are kept: those of the prompt's ``keep_tokens`` leading tokens as ``keep``, all
+    others as ``cache_class``.
+
+    Tokens and block hashes do not depend on it, and the request hits what is cached already whatever it says.
+    """
+
+    cache_class: CacheClass = CacheClass.NORMAL
+    keep_tokens: int = 0
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Attempt:
     """Which go at a request this is: ``hop`` is minted by the gateway, ``retry`` by the decode worker."""
@@ -103,6 +123,8 @@ class TokenRequest:
     timeout: float | None = None  # seconds left when it was sent
     attention_window: int | None = None  # a token sees so many at most, itself included; None: as the model does
     speculation: bool = True  # drafts may be tried where the engine does so; they change no token
+    max_chunk_tokens: int | None = None  # of its context, computed in one step; None: what a step has room for
+    cache: CachePolicy = CachePolicy()
 
     @property
     def context_tokens(self) -> int:

@@ -1,35 +1,31 @@
-"""Paged attention on the GPU: one query row per sequence (decode), and packed chunks of rows (prefill).
+"""Paged attention on the GPU: which kernel computes which shape, and decode, one query row per sequence.
 
-Both write into buffers that exist already and run on torch's current stream. A step's tables are uploaded by the
-caller; ``plan`` only decides how the work is cut up, from the same tables on the host, and must come before the
-step's first ``run``. All of one engine's attention shares one workspace, so it must stay on one stream.
+``baton.engine.cuda.prefill_attention`` is the other half. Both write into buffers that exist already and run on torch's
+current stream. A step's tables are uploaded by the caller; ``plan`` only decides how the work is cut up, from the same
+tables on the host, and must come before the step's first ``run``. All of one engine's attention shares one workspace,
+so it must stay on one stream.
+
+A window may be the model's, or a request's own (``serves_windows``): then rows with windows and without share a step.
+What a window hides is left out of a row's page table, block by block, so kernels never read it.
 """
 
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from baton.core.errors import ConfigError
-from baton.engine.cuda.attention_shape import AttentionShape, ChunkTable, PageTable, first_rows
-from baton.engine.cuda.decode_kernel import QueryQuantizer, SplitDecode
+from baton.engine.cuda.attention_shape import AttentionShape, PageTable, first_rows
+from baton.engine.cuda.decode_kernel import SplitDecode
 from baton.engine.cuda.flashinfer_decode import CudaCoreSchedule, PlannedDecode, TensorCoreSchedule
-from baton.engine.cuda.flashinfer_kernels import CAUSAL, HND, Kernel, load_kernel
+from baton.engine.cuda.flashinfer_kernels import Kernel
 from baton.engine.cuda.library import CudaLibrary
-from baton.engine.cuda.plan_staging import PlanStaging
 
 Ints = NDArray[np.int32]
 
 WORKSPACE_BYTES = 256 << 20
-_PREFILL_PLAN_BYTES = 8 << 20  # fa3 lists every (tile, head); past 4,096 tiles one list serves all heads
-_PREFILL_KERNELS = {
-    torch.bfloat16: (Kernel.FA2, Kernel.FA3),
-    torch.float8_e4m3fn: (Kernel.FA2, Kernel.FA3_FP8),
-}
 
 
 class DecodeBackend(Enum):
@@ -68,14 +64,26 @@ def decode_kernels(backend: DecodeBackend) -> set[Kernel]:
     }[backend]
 
 
+def serves_windows(shape: AttentionShape) -> bool:
+    """Whether each row of a decode batch may have a window of its own: only our own kernel does that."""
+    return decode_backend(shape) is DecodeBackend.SPLIT
+
+
 def prefill_kernel(shape: AttentionShape) -> Kernel:
-    """fa3 (530 TFLOP/s at 8192 tokens, fa2: 308); with an FP8 pool its FP8 form, which takes q in e4m3."""
-    return Kernel.FA3 if shape.kv_dtype == torch.bfloat16 else Kernel.FA3_FP8
+    """fa3 (530 TFLOP/s at 8192 tokens, fa2: 308); with an FP8 pool its FP8 form, which takes q in e4m3.
+
+    That form has no windows: of the tiles at a window's edge it loads, but never takes in, those it should mask.
+    """
+    if shape.kv_dtype == torch.bfloat16:
+        return Kernel.FA3
+    return Kernel.FA3_FP8 if shape.window is None else Kernel.FA2
 
 
-def engine_kernels(shape: AttentionShape) -> set[Kernel]:
+def engine_kernels(shape: AttentionShape) -> list[tuple[AttentionShape, Kernel]]:
     """All FlashInfer kernels that an engine of this shape loads, for ``compile_kernels``."""
-    return decode_kernels(decode_backend(shape)) | {prefill_kernel(shape)}
+    prefill = [shape, shape.windowed] if shape.window is None and serves_windows(shape) else [shape]
+    decode = [(shape, kernel) for kernel in decode_kernels(decode_backend(shape))]
+    return [*decode, *((each, prefill_kernel(each)) for each in prefill)]
 
 
 class DecodeAttention:
@@ -124,101 +132,3 @@ class DecodeAttention:
         The KV of the rows' own tokens must be in the pool already.
         """
         self._kernel.run(layer, q.unflatten(1, self._heads), out.view(self.rows, *self._heads))
-
-
-class PrefillAttention:
-    """Causal attention of packed chunks whose keys and values are in the pool already. Runs eagerly, not in graphs."""
-
-    def __init__(
-        self,
-        shape: AttentionShape,
-        max_rows: int,
-        pool: torch.Tensor,
-        workspace: torch.Tensor,
-        library: CudaLibrary,
-        kernel: Kernel | None = None,
-    ) -> None:
-        """``max_rows`` bounds the query rows of a step; ``kernel`` overrides ``prefill_kernel(shape)``.
-
-        Raises CudaUnavailable, ConfigError for a kernel that does not read the pool, ValueError for another pool.
-        """
-        self.shape = shape
-        self._kernel = prefill_kernel(shape) if kernel is None else kernel
-        if self._kernel not in _PREFILL_KERNELS[shape.kv_dtype]:
-            raise ConfigError(f"attention: {self._kernel.value} cannot read a pool of {shape.kv_dtype}")
-        self._module = load_kernel(shape, self._kernel)
-        self._views = shape.layer_views(pool)
-        self._workspace = workspace
-        self._integers = torch.zeros(_PREFILL_PLAN_BYTES, dtype=torch.uint8, device=pool.device)
-        self._staging = PlanStaging(_PREFILL_PLAN_BYTES)
-        self._heads = (shape.heads, shape.head_dim)
-        self._q8 = torch.zeros(0, dtype=torch.float8_e4m3fn, device=pool.device)
-        if self._kernel is Kernel.FA3_FP8:
-            self._quantizer = QueryQuantizer(library, pool.device)
-            self._q8 = self._q8.new_zeros(max_rows, shape.heads * shape.head_dim)
-        self._tables: tuple[torch.Tensor, ...] = ()
-        self._plan: Any = None
-
-    def plan(self, host: ChunkTable[Ints], device: ChunkTable[torch.Tensor]) -> None:
-        """Cut up the work of the next step, from the exact tables on the host; ``device`` holds, or will hold when
-        the step runs, the same values (its arrays may be longer)."""
-        shape, chunks = self.shape, len(host.starts) - 1
-        pages = host.pages
-        lengths = (np.diff(pages.indptr) - 1) * shape.block_size + pages.last_page
-        arguments: list[Any] = [
-            torch.from_numpy(host.starts),
-            torch.from_numpy(pages.indptr),
-            torch.from_numpy(lengths.astype(np.int32, copy=False)),
-            int(host.starts[-1]),
-            chunks,
-            shape.heads,
-            shape.kv_heads,
-            shape.block_size,
-            False,  # not for a graph
-            shape.head_dim,
-            shape.head_dim,
-            True,  # causal
-            shape.window_left,
-        ]
-        if self._kernel is Kernel.FA2:
-            arguments += [-1, False, 0]  # no fixed split size, splitting allowed, no CTAs of other kernels
-        with self._staging.lend() as pinned:
-            self._plan = self._module.plan(self._workspace, self._integers, pinned, *arguments)
-        table = first_rows(device.pages, chunks)
-        self._tables = (device.starts[: chunks + 1], table.indptr, table.indices, table.last_page)
-
-    def run(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
-        """bf16 ``q`` [rows, heads * head_dim] (rows may be strided) to ``out``, contiguous; rows as planned."""
-        rows = q.shape[0]
-        k, v = self._views[layer]
-        scale = self.shape.kv_scale(layer)
-        if self._kernel is Kernel.FA3_FP8:
-            self._quantizer.quantize(q, self._q8[:rows])
-            q = self._q8[:rows]
-        self._module.paged_run(
-            self._workspace,
-            self._integers,
-            self._plan,
-            q.unflatten(1, self._heads),
-            k,
-            v,
-            *self._tables,
-            out.view(rows, *self._heads),
-            None,  # no log-sum-exp wanted
-            CAUSAL,
-            HND,
-            self.shape.window_left,
-            False,  # no launch before the predecessor ends: eager steps gain nothing
-            *self._variant_arguments(scale.k, scale.v),
-        )
-        if self._kernel is Kernel.FA2 and scale.v != 1.0:
-            out.mul_(scale.v)
-
-    def _variant_arguments(self, k_scale: float, v_scale: float) -> tuple[Any, ...]:
-        """What each kernel takes after the common arguments; None stands for masks and tables that we do not use."""
-        scale, no_soft_cap = self.shape.scale, 0.0
-        if self._kernel is Kernel.FA3_FP8:
-            return None, None, None, scale, 1.0, k_scale, v_scale
-        if self._kernel is Kernel.FA3:
-            return None, None, None, None, no_soft_cap, scale, 1.0, 0
-        return *(None,) * 8, no_soft_cap, scale * k_scale, 1.0, 1.0, 0

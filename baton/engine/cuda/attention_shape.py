@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sized
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from baton.core.errors import ConfigError
 from baton.engine.spec import DecoderSpec
 
-Array = TypeVar("Array")
+Array = TypeVar("Array", bound=Sized)
 
 HEAD_DIMS = (64, 128, 256)
 UNLIMITED = -1  # FlashInfer's code for "no window"
@@ -26,7 +27,7 @@ class KvScale:
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """Attention of one model over one pool. ``window`` counts the visible tokens, the query's own included."""
+    """Attention of one model over one pool. ``window`` is the model's own: the visible tokens, the query's included."""
 
     layers: int
     heads: int
@@ -70,8 +71,13 @@ class AttentionShape:
 
     @property
     def window_left(self) -> int:
-        """The oldest visible token is this many before the query's own; UNLIMITED without a window."""
-        return UNLIMITED if self.window is None else self.window - 1
+        """FlashInfer's form of ``window``."""
+        return window_left(self.window)
+
+    @property
+    def windowed(self) -> AttentionShape:
+        """The shape of kernels that take a window with each launch; FlashInfer compiles those apart."""
+        return self if self.window is not None else replace(self, window=1)
 
     def kv_scale(self, layer: int) -> KvScale:
         return self.kv_scales[layer] if self.kv_scales else KvScale()
@@ -94,16 +100,29 @@ class PageTable(Generic[Array]):
     indptr: Array  # [rows + 1]
     indices: Array  # [indptr[rows]] or longer
     last_page: Array  # [rows] tokens in the last block, from 1 to block_size
+    hidden: Array | None = None  # [rows] tokens at the start of the first block that a row does not see; None: sees all
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkTable(Generic[Array]):
-    """The chunks of a prefill step, int32: chunk i has query rows starts[i]:starts[i + 1], at the end of its KV."""
+    """Chunks of a prefill step that see equally far, int32: chunk i has query rows starts[i]:starts[i + 1] of them, at
+    the end of its KV. Blocks that the window hides from all of a chunk's rows may be left out."""
 
     starts: Array  # [chunks + 1]
     pages: PageTable[Array]
+    window: int | None = None  # tokens that a row sees at most, itself included; None: as the model
+
+    @property
+    def chunks(self) -> int:
+        return len(self.starts) - 1
 
 
 def first_rows(table: PageTable[Any], rows: int) -> PageTable[Any]:
     """The table of the first ``rows`` rows, as views."""
-    return PageTable(table.indptr[: rows + 1], table.indices, table.last_page[:rows])
+    hidden = None if table.hidden is None else table.hidden[:rows]
+    return PageTable(table.indptr[: rows + 1], table.indices, table.last_page[:rows], hidden)
+
+
+def window_left(window: int | None) -> int:
+    """The oldest visible token is this many before the query's own; UNLIMITED without a window."""
+    return UNLIMITED if window is None else window - 1

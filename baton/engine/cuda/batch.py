@@ -7,16 +7,24 @@ parameters, penalty counts, the drawn token) stays where it is. Pure numpy: no d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from baton.engine.cuda.draft_rows import draft_key
 from baton.engine.cuda.step_arrays import HOST, NOWHERE, BatchShape, Ints, StepArrays, aligned
 from baton.engine.runner import Draw, Part
+
+_UNLIMITED = 2**31 - 1  # as a window
+
+
+class ChunkGroup(NamedTuple):
+    """Chunks of a step that see equally far; they follow each other in the packed rows."""
+
+    window: int | None  # tokens that a row sees at most, itself included
+    chunks: int
 
 
 class RowChange(NamedTuple):
@@ -34,7 +42,7 @@ class PackedBatch:
     bucket: int  # decode rows, padded; 0 without any
     tokens: int  # rows of the step, not counting padding
     logits: int  # rows to draw from: the decode rows, then the chunks that end their context
-    chunks: int
+    groups: tuple[ChunkGroup, ...]
     whole: bool  # the arrays of every row are filled: there are chunks, or logits of all rows are asked for
     draws_nothing: bool  # some part draws no token
     chunk_blocks: int  # where the chunks' part of ``block_ids`` begins
@@ -42,6 +50,10 @@ class PackedBatch:
     logit_row: Ints  # [parts] where a part's token is drawn, or -1
     first_row: Ints  # [parts] the step's row at which each part begins
     changes: list[RowChange]
+
+    @property
+    def chunks(self) -> int:
+        return sum(group.chunks for group in self.groups)
 
 
 class _Columns(NamedTuple):
@@ -72,6 +84,7 @@ class Batch:
         self._row_of: dict[int, int] = {}
         self._draws: list[Draw | None] = [None] * rows  # by row
         self._known_blocks = [0] * rows  # by row
+        self._windows = np.full(rows, _UNLIMITED, np.int32)  # by row
         # Of the step before, by part; empty when the next step has to be arranged anew.
         self._steady_keys: tuple[int, ...] = ()
         self._steady_draws: tuple[Draw | None, ...] = ()
@@ -105,18 +118,18 @@ class Batch:
         self._positions[rows[single]] = starts[single]
         used = self._fill_rows(count, bucket, out)
         first_row = rows.copy()
-        chunks = np.flatnonzero(~single)
+        chunks = self._grouped(columns, np.flatnonzero(~single).tolist())
         tokens, chunk_blocks, blocks = count, aligned(used), used
         whole = len(chunks) > 0 or columns.prompt_logprobs.count(None) < len(parts)
         if whole:
             tokens, blocks = self._fill_whole(columns, rows, chunks, count, chunk_blocks, first_row, out)
-        logits = count + int(np.count_nonzero(rows[chunks] >= 0))
+        logits = int(np.count_nonzero(rows >= 0))
         return PackedBatch(
             rows=count,
             bucket=bucket,
             tokens=tokens,
             logits=logits,
-            chunks=len(chunks),
+            groups=tuple(ChunkGroup(window, len(chunks[window])) for window in chunks),
             whole=whole,
             draws_nothing=None in columns.draw,
             chunk_blocks=chunk_blocks,
@@ -150,7 +163,7 @@ class Batch:
             bucket=bucket,
             tokens=count,
             logits=count,
-            chunks=0,
+            groups=(),
             whole=False,
             draws_nothing=False,
             chunk_blocks=aligned(used),
@@ -183,6 +196,7 @@ class Batch:
                 out.row_token_ids[row] = context[start] if is_on_host else 0
             if old != row:
                 self._set_blocks(row, 0, columns.blocks[part])
+                self._windows[row] = self._window(columns.window[part]) or _UNLIMITED
             elif len(columns.blocks[part]) != self._known_blocks[row]:
                 self._set_blocks(row, self._known_blocks[row], columns.blocks[part])
             if old != row or draw is not old_draws[row]:
@@ -230,6 +244,22 @@ class Batch:
         self._table[row, first : len(blocks)] = blocks[first:]
         self._known_blocks[row] = len(blocks)
 
+    # --- windows ------------------------------------------------------------------------------------------------------
+
+    def _window(self, asked: int | None) -> int | None:
+        """The narrower one of the model's and the request's."""
+        own = self._shape.window
+        if own is None or asked is None:
+            return asked if own is None else own
+        return min(own, asked)
+
+    def _grouped(self, columns: _Columns, chunks: Sequence[int]) -> dict[int | None, list[int]]:
+        """The parts of ``chunks`` by window, those without one first; in their order otherwise."""
+        groups: dict[int | None, list[int]] = {None: []}
+        for part in chunks:
+            groups.setdefault(self._window(columns.window[part]), []).append(part)
+        return {window: parts for window, parts in groups.items() if parts}
+
     # --- the integers -------------------------------------------------------------------------------------------------
 
     def _fill_rows(self, count: int, bucket: int, out: StepArrays[Ints]) -> int:
@@ -244,11 +274,20 @@ class Batch:
         out.row_slots[:count] = self._table[self._numbers[:count], pages] * size + offsets
         out.row_last_page[:count] = offsets + 1
         pages += 1
+        widest = int(pages.max())
+        inside = self._columns[:widest] < pages[:, None]
+        windows = self._windows[:count]
+        if int(windows.min()) < widest * size:
+            oldest = np.maximum(by_row + 1 - windows, 0)
+            hidden_pages = oldest // size
+            out.row_hidden[:count] = oldest - hidden_pages * size
+            inside &= self._columns[:widest] >= hidden_pages[:, None]
+            pages -= hidden_pages
+        else:
+            out.row_hidden[:count] = 0
         out.row_pages[0] = 0
         np.cumsum(pages, out=out.row_pages[1 : count + 1])
-        widest = int(pages.max())
         used = int(out.row_pages[count])
-        inside = self._columns[:widest] < pages[:, None]
         out.block_ids[:used] = self._table[:count, :widest][inside]
         return self._pad_rows(count, bucket, used, out)
 
@@ -263,6 +302,7 @@ class Batch:
         out.row_positions[count:bucket] = NOWHERE
         out.row_slots[count:bucket] = NOWHERE
         out.row_last_page[count:bucket] = 1
+        out.row_hidden[count:bucket] = 0
         out.row_pages[count + 1 : bucket + 1] = used + 1 + self._numbers[:padding]
         out.block_ids[used : used + padding] = self._shape.dummy_block
         return used + padding
@@ -271,13 +311,13 @@ class Batch:
         self,
         columns: _Columns,
         rows: Ints,
-        chunks: NDArray[np.intp],
+        chunks: Mapping[int | None, Sequence[int]],
         count: int,
         chunk_blocks: int,
         first_row: Ints,
         out: StepArrays[Ints],
     ) -> tuple[int, int]:
-        """Every row of the step: the decode rows, then the chunks. Returns the rows and block ids in use."""
+        """Every row of the step: the decode rows, then the chunks, by window. Returns the rows and block ids in use."""
         for packed, by_row in (
             (out.token_ids, out.row_token_ids),
             (out.sources, out.row_sources),
@@ -287,32 +327,46 @@ class Batch:
             (out.logit_positions, out.row_positions),
         ):
             packed[:count] = by_row[:count]
-        row, block = count, chunk_blocks
-        out.chunk_starts[0] = out.chunk_pages[0] = 0
-        for index, part in enumerate(chunks.tolist()):
-            first_row[part] = row
-            row, block = self._fill_chunk(columns, part, index, (row, block), out)
-            out.chunk_starts[index + 1] = row - count
-            out.chunk_pages[index + 1] = block - chunk_blocks
-            if rows[part] >= 0:
-                out.logit_rows[rows[part]] = row - 1
-                out.logit_positions[rows[part]] = columns.end[part] - 1
+        row, block, index = count, chunk_blocks, 0
+        out.chunk_pages[0] = 0
+        for group, window in enumerate(chunks):
+            group_row = row
+            out.chunk_starts[index + group] = 0
+            for part in chunks[window]:
+                first_row[part] = row
+                row, block = self._fill_chunk(columns, part, window, index, (row, block), out)
+                index += 1
+                out.chunk_starts[index + group] = row - group_row
+                out.chunk_pages[index] = block - chunk_blocks
+                if rows[part] >= 0:
+                    out.logit_rows[rows[part]] = row - 1
+                    out.logit_positions[rows[part]] = columns.end[part] - 1
         return row, block
 
     def _fill_chunk(
-        self, columns: _Columns, part: int, index: int, at: tuple[int, int], out: StepArrays[Ints]
+        self,
+        columns: _Columns,
+        part: int,
+        window: int | None,
+        index: int,
+        at: tuple[int, int],
+        out: StepArrays[Ints],
     ) -> tuple[int, int]:
-        """One chunk from row and block id ``at`` on. Returns where the next one begins."""
+        """One chunk from row and block id ``at`` on. Returns where the next one begins.
+
+        Its blocks are those that its first row sees, and later ones.
+        """
         row, block = at
         start, end, size = columns.start[part], columns.end[part], self._shape.block_size
-        last, pages = row + end - start, -(-end // size)
+        hidden = 0 if window is None else max(start + 1 - window, 0) // size
+        last, pages = row + end - start, -(-end // size) - hidden
         tokens = columns.context[part][start:end]
         positions = np.arange(start, end, dtype=np.int32)
-        blocks = np.array(columns.blocks[part][:pages], np.int32)
+        blocks = np.array(columns.blocks[part][hidden : hidden + pages], np.int32)
         out.token_ids[row:last] = tokens
         out.sources[row:last] = HOST
         out.positions[row:last] = positions
-        out.slots[row:last] = blocks[positions // size] * size + positions % size
+        out.slots[row:last] = blocks[positions // size - hidden] * size + positions % size
         out.chunk_last_page[index] = (end - 1) % size + 1
         out.block_ids[block : block + pages] = blocks
         return last, block + pages

@@ -145,7 +145,8 @@ def _link(toolkit: Toolkit, objects: Sequence[Path], library: Path) -> None:
         paths = ("-L", str(toolkit.nvcc.parents[1] / "lib"), "-Xlinker", str(toolkit.cublas_lt))
         search = f"-Xlinker=-rpath={toolkit.cublas_lt.parent}"
         _run([str(toolkit.nvcc), *_LINKING, *map(str, objects), *paths, search, "-o", str(unfinished)])
-        library.with_suffix(".log").write_text("\n".join(path.with_suffix(".log").read_text() for path in objects))
+        reports = (path.with_suffix(".log") for path in objects)
+        library.with_suffix(".log").write_text("\n".join(report.read_text() for report in reports if report.exists()))
         unfinished.replace(library)
 
 

@@ -1,4 +1,7 @@
-"""Our own decode attention (src/decode_attention.cu): no plan, equal bytes for every multiprocessor, one launch."""
+"""Our own decode attention (src/decode_attention.cu): no plan, equal bytes for every multiprocessor, one launch.
+
+Each row may have a window of its own: its row of the page table then begins with the first block it sees into.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,16 @@ from baton.engine.cuda.library import CudaLibrary, stream_lookup
 _HEAD_DIMS = (64, 128)
 _MOST_HEADS_PER_GROUP = 8
 _PIECE = 16  # tokens: the least block size
-_NO_WINDOW = 2**31 - 1
 # Shares of two pieces for each of a block's four warps. Smaller ones put more multiprocessors to work on few rows, but
 # have more to put together: on an H200 4.8 us instead of 5.5 for one row of 1,024 tokens, and no difference for many.
 _LEAST_PIECES = 8
 
-_PREPARE = (c_int, c_int, c_int, ctypes.POINTER(c_int))
+_PREPARE = (c_int, c_int, c_int, c_int, ctypes.POINTER(c_int))
 _RUN = (
     *(c_void_p, c_int64, c_void_p, c_void_p, c_int64),  # q, its stride, K, V, stride of blocks
-    *(c_void_p, c_void_p, c_void_p),  # page table
+    *(c_void_p,) * 4,  # page table
     *(c_void_p, c_void_p, c_void_p),  # out, parts, arrivals
-    *(c_int,) * 8,  # rows, kv_heads, group, head_dim, block_size, kv_bytes, window, least pieces
+    *(c_int,) * 7,  # rows, kv_heads, group, head_dim, block_size, kv_bytes, least pieces
     *(c_float, c_float, c_int, c_int, c_void_p),  # scale, v scale, blocks of threads, overlap, stream
 )
 _QUANTIZE = (c_void_p, c_int64, c_void_p, c_int, c_int, c_void_p)
@@ -49,6 +51,8 @@ class SplitDecode:
     ) -> None:
         """``programmatic_launch`` lets it start, and read older KV, while its predecessor, a kernel, drains.
 
+        What a row sees is what ``table`` names: the window of ``shape`` is not applied.
+
         Raises ConfigError for a shape that ``supports`` refuses, ValueError for another pool or too little workspace.
         """
         if not self.supports(shape):
@@ -59,6 +63,8 @@ class SplitDecode:
         self._shape = shape
         self._rows = rows
         self._table = table
+        no_windows = torch.zeros(rows, dtype=torch.int32, device=pool.device)
+        self._hidden = no_windows if table.hidden is None else table.hidden
         self._views = shape.layer_views(pool)
         self._block_bytes = pool.stride(0) * pool.element_size()
         self._launch = library.declare("baton_decode_attention", _RUN)
@@ -76,7 +82,7 @@ class SplitDecode:
 
     @staticmethod
     def supports(shape: AttentionShape) -> bool:
-        """Whether the kernel is compiled for the shape. What no window shows is not read, but not balanced either."""
+        """Whether the kernel is compiled for the shape."""
         return shape.head_dim in _HEAD_DIMS and shape.group <= _MOST_HEADS_PER_GROUP and shape.block_size % _PIECE == 0
 
     def plan(self, indptr: NDArray[np.int32]) -> None:
@@ -96,6 +102,7 @@ class SplitDecode:
             table.indptr.data_ptr(),
             table.indices.data_ptr(),
             table.last_page.data_ptr(),
+            self._hidden.data_ptr(),
             out.data_ptr(),
             self._parts.data_ptr(),
             self._arrivals.data_ptr(),
@@ -105,7 +112,6 @@ class SplitDecode:
             shape.head_dim,
             shape.block_size,
             shape.kv_dtype.itemsize,
-            _NO_WINDOW if shape.window is None else shape.window,
             self._least_pieces,
             shape.scale * scale.k,
             scale.v,
@@ -115,10 +121,10 @@ class SplitDecode:
         )
 
     def _blocks_of_threads(self, library: CudaLibrary, device: torch.device) -> int:
-        blocks = c_int()
+        blocks, shape = c_int(), self._shape
         with torch.cuda.device(device):
             library.declare("baton_decode_attention_prepare", _PREPARE)(
-                self._shape.kv_dtype.itemsize, self._shape.head_dim, self._shape.group, ctypes.byref(blocks)
+                shape.kv_dtype.itemsize, shape.head_dim, shape.group, self._rows, ctypes.byref(blocks)
             )
         return blocks.value
 

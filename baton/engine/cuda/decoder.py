@@ -27,7 +27,7 @@ Attend = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer on the device, norms, biases and experts bf16; None where the model has no such tensor."""
+    """One layer on the device, norms and biases bf16; None where the model has no such tensor."""
 
     attn_norm: torch.Tensor
     qkv: Linear
@@ -54,7 +54,7 @@ class LayerWeights:
 
         experts = None
         if find("router.weight") is not None:
-            experts = ExpertWeights(need("router.weight"), need("experts.gate_up.weight"), need("experts.down.weight"))
+            experts = ExpertWeights(need("router.weight"), linear("experts.gate_up"), linear("experts.down"))
         return cls(
             attn_norm=need("attn_norm.weight"),
             qkv=linear("qkv"),

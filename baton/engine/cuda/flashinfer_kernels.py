@@ -9,7 +9,7 @@ whoever starts the process sets the variable. It needs nvcc, ninja and a C++ com
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from typing import Any
@@ -34,18 +34,18 @@ class Kernel(Enum):
     FA3_FP8 = "fa3_fp8"  # q, K and V in e4m3
 
 
-def compile_kernels(shape: AttentionShape, kernels: set[Kernel]) -> None:
+def compile_kernels(wanted: Collection[tuple[AttentionShape, Kernel]]) -> None:
     """Compile ahead of time, all at once, what ``load_kernel`` would compile at first use.
 
     Takes a minute or two when the cache is empty. Raises CudaUnavailable as ``load_kernel`` does.
     """
-    if not kernels:
+    if not wanted:
         return
     with _unavailable_without_flashinfer():
         from flashinfer.jit.core import build_jit_specs  # pyright: ignore[reportMissingImports]
 
-        wanted = [_specification(shape, kernel) for kernel in sorted(kernels, key=lambda one: one.value)]
-        build_jit_specs([specification for specification in wanted if not specification.jit_library_path.exists()])
+        specifications = [_specification(shape, kernel) for shape, kernel in wanted]
+        build_jit_specs([each for each in specifications if not each.jit_library_path.exists()])
 
 
 def load_kernel(shape: AttentionShape, kernel: Kernel) -> Any:

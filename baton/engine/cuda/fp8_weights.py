@@ -1,8 +1,9 @@
 """Weights in e4m3 with one float32 scale for every output channel, rounded when they are loaded, tensor by tensor.
 
-Rounded are the dense products of the layers, which are nearly all of a step's bytes. The head stays in bf16: rounding
-it alone changes as many of smollm2's answers as rounding all layers does (the errors meet the logits directly), for a
-twelfth of a decode step's time at batch 1 and less in larger ones. The embedding is looked up, not multiplied with.
+Rounded are the products of the layers, experts among them, which are nearly all of a step's bytes. The head stays in
+bf16: rounding it alone changes as many of smollm2's answers as rounding all layers does (the errors meet the logits
+directly), for a twelfth of a decode step's time at batch 1 and less in larger ones. So does the router of a mixture: it
+is small, and decides which experts a row meets. The embedding is looked up, not multiplied with.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from baton.engine.cuda.kernels import E4M3_MAX
 from baton.engine.decoder import Weights
 from baton.engine.spec import DecoderSpec
 
-PRODUCTS = ("qkv", "output", "gate_up", "down")
+PRODUCTS = ("qkv", "output", "gate_up", "down")  # of a mixture the last two are ``experts.gate_up``, ``experts.down``
 _SUFFIXES = tuple(f".{name}.weight" for name in PRODUCTS)
 _MULTIPLE = 16  # elements: what FP8 products need of both sizes of a weight
 _SMALLEST = 1e-30  # a channel of zeros needs some scale
@@ -24,13 +25,9 @@ _SMALLEST = 1e-30  # a channel of zeros needs some scale
 
 def check_fp8(spec: DecoderSpec) -> None:
     """Raises ConfigError when the products of ``spec`` cannot be computed in FP8."""
-    if spec.moe is not None:
-        raise ConfigError(
-            f"engine.weight_format: must be auto for a mixture of experts ({spec.architecture}), got 'fp8'"
-        )
     sizes = {
         "hidden_size": spec.hidden_size,
-        "ffn_size": spec.ffn_size,
+        **({"ffn_size": spec.ffn_size} if spec.moe is None else {"moe.ffn_size": spec.moe.ffn_size}),
         "q_size": spec.q_size,
         "q_size + 2 * kv_size": spec.q_size + 2 * spec.kv_size,
     }
@@ -61,10 +58,15 @@ def scale_name(weight_name: str) -> str:
 
 
 def quantize_channels(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``weight`` [n, k] as e4m3 [n, k] and scales float32 [n]: a channel's largest magnitude becomes e4m3's largest."""
-    scale = weight.abs().amax(dim=1).float().clamp_min(_SMALLEST) / E4M3_MAX
+    """``weight`` [n, k] as e4m3 [n, k] and scales float32 [n]: a channel's largest magnitude becomes e4m3's largest.
+
+    Experts [experts, n, k] likewise, one after another: all of them in float32 would not fit beside the others.
+    """
+    scale = weight.abs().amax(dim=-1).float().clamp_min(_SMALLEST) / E4M3_MAX
     values = torch.empty(weight.shape, dtype=torch.float8_e4m3fn, device=weight.device)
-    values.copy_(weight.float().div_(scale[:, None]))
+    matrices = ((weight, values, scale),) if weight.dim() == 2 else zip(weight, values, scale, strict=True)
+    for of, rounded, by_channel in matrices:
+        rounded.copy_(of.float().div_(by_channel[:, None]))
     return values, scale
 
 
@@ -73,4 +75,4 @@ def stored_bytes(name: str, shape: tuple[int, ...]) -> int:
     elements = torch.Size(shape).numel()
     if not name.endswith(_SUFFIXES):
         return elements * torch.bfloat16.itemsize
-    return elements + shape[0] * torch.float32.itemsize
+    return elements + elements // shape[-1] * torch.float32.itemsize

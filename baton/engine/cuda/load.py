@@ -7,15 +7,16 @@ import math
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from baton.core.errors import ConfigError
-from baton.core.types import ModelCard
+from baton.core.types import ModelCard, Module
 from baton.engine import kvcache
 from baton.engine.config import EngineConfig
-from baton.engine.cuda.attention import DecodeAttention, PrefillAttention, allocate_workspace, engine_kernels
+from baton.engine.cuda.attention import DecodeAttention, allocate_workspace, engine_kernels, serves_windows
 from baton.engine.cuda.attention_shape import AttentionShape, PageTable
 from baton.engine.cuda.batch import Batch
 from baton.engine.cuda.build import build
@@ -29,6 +30,8 @@ from baton.engine.cuda.graphs import DecodeStep
 from baton.engine.cuda.kernels import Kernels, Overlap, check_rows
 from baton.engine.cuda.library import CudaLibrary
 from baton.engine.cuda.memory import check_weights_fit, fixed_blocks, measured_blocks, refused_when_full
+from baton.engine.cuda.mid_rows import MidRows
+from baton.engine.cuda.prefill_attention import PrefillAttention
 from baton.engine.cuda.runner import CudaRunner, Machinery
 from baton.engine.cuda.sampler import DeviceSampler
 from baton.engine.cuda.step_arrays import BatchShape, StepLayout, decode_buckets
@@ -56,13 +59,15 @@ def build_cuda_runner(
     """
     check_rows(spec)
     attention = AttentionShape.of(spec, config.block_size, _KV_DTYPES[card.format.dtype])
+    if serves_windows(attention):
+        card = replace(card, modules=(*card.modules, Module.ATTENTION_WINDOW))
     if config.weight_format == "fp8":
         check_fp8(spec)
     check_weights_fit(_weight_bytes(spec, config), config, device)
     cache = Path(config.kernel_cache).expanduser()
     library = _compiled(attention, cache)
     with ExitStack() as resources, torch.inference_mode(), refused_when_full(config.model, device):
-        gemm = resources.enter_context(Gemm(library, device))
+        gemm = resources.enter_context(Gemm(library, device, mid_rows=MidRows(library, device)))
         loaded = load_fp8(weights) if config.weight_format == "fp8" else dict(weights)
         try:
             _tune(gemm, spec, loaded, config, cache / "gemm.json")
@@ -83,7 +88,7 @@ def _compiled(attention: AttentionShape, cache: Path) -> CudaLibrary:
     # Where FlashInfer, which reads it when it is first imported, keeps the kernels that it compiles.
     os.environ.setdefault("FLASHINFER_WORKSPACE_BASE", str(cache))
     library = CudaLibrary(build(cache / "cuda"))
-    compile_kernels(attention, engine_kernels(attention))
+    compile_kernels(engine_kernels(attention))
     return library
 
 
@@ -136,6 +141,7 @@ class _Assembly:
             blocks=-(-self.spec.context_length // size),
             dummy_block=blocks,
             buckets=decode_buckets(rows),
+            window=self.spec.sliding_window,
         )
 
     def runner(self, blocks: int, resources: ExitStack) -> CudaRunner:
@@ -145,11 +151,12 @@ class _Assembly:
         layout = StepLayout(shape)
         copy = copy_lookup(self._library, self.device)
         buffer, batch = StepBuffer(layout, self.device, copy), Batch(shape)
-        table = PageTable(buffer.arrays.row_pages, buffer.arrays.block_ids, buffer.arrays.row_last_page)
+        arrays = buffer.arrays
+        table = PageTable(arrays.row_pages, arrays.block_ids, arrays.row_last_page, arrays.row_hidden)
         steps: dict[int, DecodeStep] = {}
         for bucket in shape.buckets:
             attention = DecodeAttention(self._attention, bucket, pool, table, self._workspace, self._library)
-            steps[bucket] = DecodeStep(self._decoder, pool, buffer.arrays, attention, self._draw)
+            steps[bucket] = DecodeStep(self._decoder, pool, arrays, attention, self._draw)
         _capture(steps, batch, buffer, layout)
         prefill = PrefillAttention(self._attention, shape.tokens, pool, self._workspace, self._library)
         machinery = Machinery(

@@ -19,7 +19,10 @@ from baton.engine.spec import DecoderSpec
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """The weights of one product: ``weight`` [n, k] bf16, or e4m3 with ``scale`` float32 [n]; ``bias`` bf16 [n]."""
+    """The weights of one product: ``weight`` [n, k] bf16, or e4m3 with ``scale`` float32 [n]; ``bias`` bf16 [n].
+
+    Of experts, [experts, n, k] and [experts, n].
+    """
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None
@@ -71,14 +74,14 @@ class Bf16Products:
 
 
 class Fp8Products:
-    """``Products`` whose weights are e4m3, for at most ``rows`` rows of a dense model."""
+    """``Products`` whose weights are e4m3, for at most ``rows`` rows."""
 
     def __init__(self, kernels: Kernels, gemm: Gemm, spec: DecoderSpec, rows: int, device: torch.device) -> None:
         self._kernels = kernels
         self._gemm = gemm
         self._values = {
             width: torch.zeros((rows, width), dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)
-            for width in {spec.hidden_size, spec.q_size, spec.ffn_size}
+            for width in {spec.hidden_size, spec.q_size, *([spec.ffn_size] if spec.moe is None else [])}
         }
         self._scales = torch.ones(rows, dtype=torch.float32, device=device)
 

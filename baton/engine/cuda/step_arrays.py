@@ -30,6 +30,7 @@ class BatchShape:
     blocks: int  # of one sequence
     dummy_block: int  # what padding rows attend to; nobody writes it
     buckets: tuple[int, ...]
+    window: int | None = None  # the model's own: tokens that a row sees at most, itself included
 
     def bucket(self, rows: int) -> int:
         """The smallest bucket that holds ``rows``; 0 for none."""
@@ -52,7 +53,7 @@ class StepArrays(Generic[Array]):
     slots: Array  # [tokens] block * block_size + offset, or NOWHERE
     logit_rows: Array  # [rows] rows of the step whose logits are drawn from
     logit_positions: Array  # [rows] their positions
-    chunk_starts: Array  # [rows + 1] where each chunk begins, counted from the first chunk row
+    chunk_starts: Array  # [2 * rows] where each chunk begins and the last one ends, from 0 in each group of chunks
     chunk_pages: Array  # [rows + 1] where each chunk's blocks begin in its part of ``block_ids``
     chunk_last_page: Array  # [rows] tokens in the last block
     row_token_ids: Array  # [rows]
@@ -61,6 +62,7 @@ class StepArrays(Generic[Array]):
     row_slots: Array  # [rows]
     row_pages: Array  # [rows + 1] where each row's blocks begin in ``block_ids``
     row_last_page: Array  # [rows] tokens in the last block
+    row_hidden: Array  # [rows] tokens at the start of the first block that the row does not see
     block_ids: Array  # of the decode rows, then (aligned) of the chunks
 
 
@@ -70,7 +72,7 @@ class StepLayout:
     def __init__(self, shape: BatchShape) -> None:
         rows = shape.rows
         lengths = {
-            "chunk_starts": rows + 1,
+            "chunk_starts": 2 * rows,
             "chunk_pages": rows + 1,
             "row_pages": rows + 1,
             "block_ids": rows * (shape.blocks + 1) + _ALIGNMENT,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from baton.core.types import Sampling
+from baton.core.types import Module, Sampling
+from baton.engine.cuda.gemm import TUNED_ROWS
 from baton.engine.cuda.runner import CudaRunner
 from baton.engine.cuda.scores import SCORED_ROWS
 from baton.engine.cuda.step_arrays import BatchShape
@@ -14,6 +15,7 @@ from baton.engine.spec import DecoderSpec
 _BLOCK = 0  # every made-up sequence writes here; the pool holds nothing yet
 _TOKEN = 0
 _MOST_SCORES = 20
+_NARROW = 16  # tokens
 _GREEDY = Sampling()
 _DRAWN = Sampling(
     temperature=0.8,
@@ -28,9 +30,16 @@ _DRAWN = Sampling(
 
 
 def warm_up(runner: CudaRunner, shape: BatchShape, spec: DecoderSpec) -> None:
-    """Run the largest prefill, every captured batch, both at once, log-probabilities, and a copy of blocks."""
-    for sampling in (_GREEDY, _DRAWN):
-        chunks = list(_chunks(shape, spec, Draw(sampling, 1)))
+    """Run prefills of every size that has products of its own, the largest one in both ways to draw, with windows and
+    with decode rows, every captured batch, log-probabilities, and a copy of blocks."""
+    for tokens in TUNED_ROWS:
+        if tokens < shape.tokens:
+            chunks = list(_chunks(tokens, shape, spec, Draw(_GREEDY, 1)))
+            _run(runner, chunks)
+            _forget(runner, chunks)
+    has_windows = Module.ATTENTION_WINDOW in runner.card.modules
+    for sampling, window in ((_GREEDY, None), (_DRAWN, None), *([(_GREEDY, _NARROW)] if has_windows else [])):
+        chunks = [part._replace(window=window) for part in _chunks(shape.tokens, shape, spec, Draw(sampling, 1))]
         decoding = [_next(part) for part in chunks]
         _run(runner, chunks, decoding, decoding)
         _forget(runner, chunks)
@@ -55,9 +64,9 @@ def _score(runner: CudaRunner, shape: BatchShape, spec: DecoderSpec) -> None:
     _forget(runner, [beside, scored])
 
 
-def _chunks(shape: BatchShape, spec: DecoderSpec, draw: Draw) -> Iterator[Part]:
-    """Sequences that fill a step; each has room for one more token."""
-    left = shape.tokens
+def _chunks(tokens: int, shape: BatchShape, spec: DecoderSpec, draw: Draw) -> Iterator[Part]:
+    """Sequences with ``tokens`` tokens together, as far as a step takes them; each has room for one more."""
+    left = tokens
     for row in range(shape.rows):
         length = min(left, spec.context_length - 1)
         if length < 1:

@@ -180,6 +180,7 @@ def delta_to_wire(chunk: GenerateChunk) -> pb.Delta:
         usage=None if chunk.usage is None else usage_to_wire(chunk.usage),
         placement=None if chunk.placement is None else placement_to_wire(chunk.placement),
         migrations=chunk.migrations,
+        limit=chunk.limit,
     )
 
 
@@ -196,6 +197,7 @@ def delta_from_wire(message: pb.Delta) -> GenerateChunk:
         usage=usage_from_wire(message.usage) if message.HasField("usage") else None,
         placement=placement_from_wire(message.placement) if message.HasField("placement") else None,
         migrations=message.migrations,
+        limit=message.limit,
     )
 
 

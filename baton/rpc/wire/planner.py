@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 from baton.core.errors import InvalidRequest
-from baton.core.types import Plan, PlanQuery
+from baton.core.types import Plan, PlanLimits, PlanQuery
 from baton.rpc.wire.guard import encodes, require
-from baton.rpc.wire.types import candidate_from_wire, candidate_to_wire
+from baton.rpc.wire.types import PLAIN_CACHE, cache_from_wire, cache_to_wire, candidate_from_wire, candidate_to_wire
 from protos.baton.v1 import planner_pb2 as pb
+
+_NO_LIMITS = PlanLimits()
 
 
 @encodes("PlanRequest")
@@ -47,11 +51,14 @@ def plan_to_wire(plan: Plan) -> pb.PlanResponse:
         reasons=plan.reasons,
         attention_window=plan.attention_window,
         speculation=plan.speculation,
+        limits=_limits_to_wire(plan.limits),
+        cache=cache_to_wire(plan.cache),
     )
 
 
 def plan_from_wire(message: pb.PlanResponse) -> Plan:
-    """A plan is complete or refused: InvalidRequest when it names no decode worker, or a window that shows nothing."""
+    """A plan is complete or refused: InvalidRequest when it names no decode worker, a window that shows nothing, or a
+    limit that allows nothing."""
     if not message.decode:
         raise InvalidRequest(
             "PlanResponse.decode: must name at least one worker, got none", field="PlanResponse.decode"
@@ -66,4 +73,27 @@ def plan_from_wire(message: pb.PlanResponse) -> Plan:
         reasons=tuple(message.reasons),
         attention_window=window,
         speculation=message.speculation if message.HasField("speculation") else True,
+        limits=_limits_from_wire(message.limits) if message.HasField("limits") else _NO_LIMITS,
+        cache=cache_from_wire(message.cache) if message.HasField("cache") else PLAIN_CACHE,
+    )
+
+
+def _limits_to_wire(limits: PlanLimits) -> pb.PlanLimits | None:
+    if limits == _NO_LIMITS:
+        return None
+    return pb.PlanLimits(max_tokens=limits.max_tokens, max_chunk_tokens=limits.max_chunk_tokens, seconds=limits.seconds)
+
+
+def _limits_from_wire(message: pb.PlanLimits) -> PlanLimits:
+    has = message.HasField
+    for name, value in (("max_tokens", message.max_tokens), ("max_chunk_tokens", message.max_chunk_tokens)):
+        if has(name) and value < 1:
+            raise InvalidRequest.out_of_range(f"PlanLimits.{name}", value, "must be at least 1")
+    seconds = message.seconds if has("seconds") else None
+    if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
+        raise InvalidRequest.out_of_range("PlanLimits.seconds", seconds, "must be a number above 0")
+    return PlanLimits(
+        max_tokens=message.max_tokens if has("max_tokens") else None,
+        max_chunk_tokens=message.max_chunk_tokens if has("max_chunk_tokens") else None,
+        seconds=seconds,
     )

@@ -10,6 +10,8 @@ from google.protobuf.message import Message
 from baton.core.errors import InvalidRequest
 from baton.core.types import (
     Attempt,
+    CacheClass,
+    CachePolicy,
     Candidate,
     FinishReason,
     FirstToken,
@@ -36,6 +38,14 @@ _FINISH_TO_WIRE: dict[FinishReason | None, pb.FinishReason] = {
 _FINISH_FROM_WIRE: dict[int, FinishReason | None] = {value: reason for reason, value in _FINISH_TO_WIRE.items()}
 _MODE_TO_WIRE = {PrefillMode.LOCAL: pb.PREFILL_MODE_LOCAL, PrefillMode.REMOTE: pb.PREFILL_MODE_REMOTE}
 _MODE_FROM_WIRE: dict[int, PrefillMode] = {value: mode for mode, value in _MODE_TO_WIRE.items()}
+_CACHE_TO_WIRE = {
+    CacheClass.NONE: pb.CACHE_CLASS_NONE,
+    CacheClass.NORMAL: pb.CACHE_CLASS_NORMAL,
+    CacheClass.KEEP: pb.CACHE_CLASS_KEEP,
+}
+_CACHE_FROM_WIRE: dict[int, CacheClass] = {value: name for name, value in _CACHE_TO_WIRE.items()}
+_CACHE_FROM_WIRE[pb.CACHE_CLASS_UNSPECIFIED] = CacheClass.NORMAL
+PLAIN_CACHE = CachePolicy()  # what an absent one means
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------
@@ -99,6 +109,20 @@ def attempt_from_wire(message: pb.Attempt) -> Attempt:
     return Attempt(hop=message.hop, retry=message.retry)
 
 
+def cache_to_wire(cache: CachePolicy) -> pb.CachePolicy | None:
+    """None, which is not sent, for what an absent one means."""
+    if cache == PLAIN_CACHE:
+        return None
+    return pb.CachePolicy(cache_class=_CACHE_TO_WIRE[cache.cache_class], keep_tokens=cache.keep_tokens)
+
+
+def cache_from_wire(message: pb.CachePolicy) -> CachePolicy:
+    cache_class = _CACHE_FROM_WIRE.get(message.cache_class)
+    if cache_class is None:
+        raise unknown_value(message, "cache_class", message.cache_class)
+    return CachePolicy(cache_class, message.keep_tokens)
+
+
 @encodes("TokenRequest")
 def token_request_to_wire(request: TokenRequest) -> pb.TokenRequest:
     return pb.TokenRequest(
@@ -117,6 +141,8 @@ def token_request_to_wire(request: TokenRequest) -> pb.TokenRequest:
         timeout_seconds=request.timeout,
         attention_window=request.attention_window,
         speculation=request.speculation,
+        max_chunk_tokens=request.max_chunk_tokens,
+        cache=cache_to_wire(request.cache),
     )
 
 
@@ -138,6 +164,8 @@ def token_request_from_wire(message: pb.TokenRequest) -> TokenRequest:
         timeout=_timeout_from_wire(message),
         attention_window=message.attention_window if message.HasField("attention_window") else None,
         speculation=message.speculation if message.HasField("speculation") else True,
+        max_chunk_tokens=message.max_chunk_tokens if message.HasField("max_chunk_tokens") else None,
+        cache=cache_from_wire(message.cache) if message.HasField("cache") else PLAIN_CACHE,
     )
 
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.baton.v1 import types_pb2 as protos_dot_baton_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotos/baton/v1/gateway.proto\x12\x08\x62\x61ton.v1\x1a\x1bprotos/baton/v1/types.proto\"\x99\x02\n\x0fGenerateOptions\x12$\n\x08sampling\x18\x01 \x01(\x0b\x32\x12.baton.v1.Sampling\x12!\n\x04stop\x18\x02 \x01(\x0b\x32\x13.baton.v1.StopRules\x12\x14\n\x0cstop_strings\x18\x03 \x03(\t\x12\x0e\n\x01n\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x15\n\x08logprobs\x18\x05 \x01(\x05H\x01\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x06 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12\'\n\x06resume\x18\x08 \x03(\x0b\x32\x17.baton.v1.ResumedChoiceB\x04\n\x02_nB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\"\n\rResumedChoice\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x96\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12.\n\x10prompt_token_ids\x18\x03 \x01(\x0b\x32\x12.baton.v1.TokenIdsH\x00\x12*\n\x07options\x18\x04 \x01(\x0b\x32\x19.baton.v1.GenerateOptionsB\x08\n\x06prompt\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"q\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\'\n\x08messages\x18\x02 \x03(\x0b\x32\x15.baton.v1.ChatMessage\x12*\n\x07options\x18\x03 \x01(\x0b\x32\x19.baton.v1.GenerateOptions\"\xaa\x02\n\x05\x44\x65lta\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12(\n\x08logprobs\x18\x05 \x03(\x0b\x32\x16.baton.v1.TokenLogprob\x12/\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x16.baton.v1.TokenLogprob\x12&\n\x06\x66inish\x18\x07 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x1e\n\x05usage\x18\x08 \x01(\x0b\x32\x0f.baton.v1.Usage\x12&\n\tplacement\x18\t \x01(\x0b\x32\x13.baton.v1.Placement\x12\x12\n\nmigrations\x18\n \x01(\r\"2\n\x10GenerateResponse\x12\x1e\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32\x0f.baton.v1.Delta\".\n\x0c\x43hatResponse\x12\x1e\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32\x0f.baton.v1.Delta\"m\n\x12\x43ountTokensRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12.\n\x0c\x63onversation\x18\x03 \x01(\x0b\x32\x16.baton.v1.ConversationH\x00\x42\x08\n\x06prompt\"7\n\x0c\x43onversation\x12\'\n\x08messages\x18\x01 \x03(\x0b\x32\x15.baton.v1.ChatMessage\"8\n\x13\x43ountTokensResponse\x12\x0e\n\x06tokens\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\x13\n\x11ListModelsRequest\"5\n\x12ListModelsResponse\x12\x1f\n\x06models\x18\x01 \x03(\x0b\x32\x0f.baton.v1.Model\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"2\n\x10GetModelResponse\x12\x1e\n\x05model\x18\x01 \x01(\x0b\x32\x0f.baton.v1.Model\"\x9b\x01\n\x05Model\x12\r\n\x05model\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x15\n\rhas_tokenizer\x18\x05 \x01(\x08\x12\x19\n\x11has_chat_template\x18\x06 \x01(\x08\x12\x0f\n\x07workers\x18\x07 \x01(\r2\xe6\x02\n\x0eGatewayService\x12\x43\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x1a.baton.v1.GenerateResponse0\x01\x12\x37\n\x04\x43hat\x12\x15.baton.v1.ChatRequest\x1a\x16.baton.v1.ChatResponse0\x01\x12J\n\x0b\x43ountTokens\x12\x1c.baton.v1.CountTokensRequest\x1a\x1d.baton.v1.CountTokensResponse\x12G\n\nListModels\x12\x1b.baton.v1.ListModelsRequest\x1a\x1c.baton.v1.ListModelsResponse\x12\x41\n\x08GetModel\x12\x19.baton.v1.GetModelRequest\x1a\x1a.baton.v1.GetModelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotos/baton/v1/gateway.proto\x12\x08\x62\x61ton.v1\x1a\x1bprotos/baton/v1/types.proto\"\x99\x02\n\x0fGenerateOptions\x12$\n\x08sampling\x18\x01 \x01(\x0b\x32\x12.baton.v1.Sampling\x12!\n\x04stop\x18\x02 \x01(\x0b\x32\x13.baton.v1.StopRules\x12\x14\n\x0cstop_strings\x18\x03 \x03(\t\x12\x0e\n\x01n\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x15\n\x08logprobs\x18\x05 \x01(\x05H\x01\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x06 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12\'\n\x06resume\x18\x08 \x03(\x0b\x32\x17.baton.v1.ResumedChoiceB\x04\n\x02_nB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\"\n\rResumedChoice\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x96\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12.\n\x10prompt_token_ids\x18\x03 \x01(\x0b\x32\x12.baton.v1.TokenIdsH\x00\x12*\n\x07options\x18\x04 \x01(\x0b\x32\x19.baton.v1.GenerateOptionsB\x08\n\x06prompt\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"q\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\'\n\x08messages\x18\x02 \x03(\x0b\x32\x15.baton.v1.ChatMessage\x12*\n\x07options\x18\x03 \x01(\x0b\x32\x19.baton.v1.GenerateOptions\"\xb9\x02\n\x05\x44\x65lta\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12(\n\x08logprobs\x18\x05 \x03(\x0b\x32\x16.baton.v1.TokenLogprob\x12/\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x16.baton.v1.TokenLogprob\x12&\n\x06\x66inish\x18\x07 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x1e\n\x05usage\x18\x08 \x01(\x0b\x32\x0f.baton.v1.Usage\x12&\n\tplacement\x18\t \x01(\x0b\x32\x13.baton.v1.Placement\x12\x12\n\nmigrations\x18\n \x01(\r\x12\r\n\x05limit\x18\x0b \x01(\t\"2\n\x10GenerateResponse\x12\x1e\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32\x0f.baton.v1.Delta\".\n\x0c\x43hatResponse\x12\x1e\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32\x0f.baton.v1.Delta\"m\n\x12\x43ountTokensRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12.\n\x0c\x63onversation\x18\x03 \x01(\x0b\x32\x16.baton.v1.ConversationH\x00\x42\x08\n\x06prompt\"7\n\x0c\x43onversation\x12\'\n\x08messages\x18\x01 \x03(\x0b\x32\x15.baton.v1.ChatMessage\"8\n\x13\x43ountTokensResponse\x12\x0e\n\x06tokens\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\x13\n\x11ListModelsRequest\"5\n\x12ListModelsResponse\x12\x1f\n\x06models\x18\x01 \x03(\x0b\x32\x0f.baton.v1.Model\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"2\n\x10GetModelResponse\x12\x1e\n\x05model\x18\x01 \x01(\x0b\x32\x0f.baton.v1.Model\"\x9b\x01\n\x05Model\x12\r\n\x05model\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x15\n\rhas_tokenizer\x18\x05 \x01(\x08\x12\x19\n\x11has_chat_template\x18\x06 \x01(\x08\x12\x0f\n\x07workers\x18\x07 \x01(\r2\xe6\x02\n\x0eGatewayService\x12\x43\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x1a.baton.v1.GenerateResponse0\x01\x12\x37\n\x04\x43hat\x12\x15.baton.v1.ChatRequest\x1a\x16.baton.v1.ChatResponse0\x01\x12J\n\x0b\x43ountTokens\x12\x1c.baton.v1.CountTokensRequest\x1a\x1d.baton.v1.CountTokensResponse\x12G\n\nListModels\x12\x1b.baton.v1.ListModelsRequest\x1a\x1c.baton.v1.ListModelsResponse\x12\x41\n\x08GetModel\x12\x19.baton.v1.GetModelRequest\x1a\x1a.baton.v1.GetModelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,27 +45,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHATREQUEST']._serialized_start=616
   _globals['_CHATREQUEST']._serialized_end=729
   _globals['_DELTA']._serialized_start=732
-  _globals['_DELTA']._serialized_end=1030
-  _globals['_GENERATERESPONSE']._serialized_start=1032
-  _globals['_GENERATERESPONSE']._serialized_end=1082
-  _globals['_CHATRESPONSE']._serialized_start=1084
-  _globals['_CHATRESPONSE']._serialized_end=1130
-  _globals['_COUNTTOKENSREQUEST']._serialized_start=1132
-  _globals['_COUNTTOKENSREQUEST']._serialized_end=1241
-  _globals['_CONVERSATION']._serialized_start=1243
-  _globals['_CONVERSATION']._serialized_end=1298
-  _globals['_COUNTTOKENSRESPONSE']._serialized_start=1300
-  _globals['_COUNTTOKENSRESPONSE']._serialized_end=1356
-  _globals['_LISTMODELSREQUEST']._serialized_start=1358
-  _globals['_LISTMODELSREQUEST']._serialized_end=1377
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1379
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1432
-  _globals['_GETMODELREQUEST']._serialized_start=1434
-  _globals['_GETMODELREQUEST']._serialized_end=1466
-  _globals['_GETMODELRESPONSE']._serialized_start=1468
-  _globals['_GETMODELRESPONSE']._serialized_end=1518
-  _globals['_MODEL']._serialized_start=1521
-  _globals['_MODEL']._serialized_end=1676
-  _globals['_GATEWAYSERVICE']._serialized_start=1679
-  _globals['_GATEWAYSERVICE']._serialized_end=2037
+  _globals['_DELTA']._serialized_end=1045
+  _globals['_GENERATERESPONSE']._serialized_start=1047
+  _globals['_GENERATERESPONSE']._serialized_end=1097
+  _globals['_CHATRESPONSE']._serialized_start=1099
+  _globals['_CHATRESPONSE']._serialized_end=1145
+  _globals['_COUNTTOKENSREQUEST']._serialized_start=1147
+  _globals['_COUNTTOKENSREQUEST']._serialized_end=1256
+  _globals['_CONVERSATION']._serialized_start=1258
+  _globals['_CONVERSATION']._serialized_end=1313
+  _globals['_COUNTTOKENSRESPONSE']._serialized_start=1315
+  _globals['_COUNTTOKENSRESPONSE']._serialized_end=1371
+  _globals['_LISTMODELSREQUEST']._serialized_start=1373
+  _globals['_LISTMODELSREQUEST']._serialized_end=1392
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1394
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1447
+  _globals['_GETMODELREQUEST']._serialized_start=1449
+  _globals['_GETMODELREQUEST']._serialized_end=1481
+  _globals['_GETMODELRESPONSE']._serialized_start=1483
+  _globals['_GETMODELRESPONSE']._serialized_end=1533
+  _globals['_MODEL']._serialized_start=1536
+  _globals['_MODEL']._serialized_end=1691
+  _globals['_GATEWAYSERVICE']._serialized_start=1694
+  _globals['_GATEWAYSERVICE']._serialized_end=2052
 # @@protoc_insertion_point(module_scope)

@@ -30,17 +30,31 @@ class PlanRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., hop: _Optional[int] = ..., priority: _Optional[int] = ..., avoid: _Optional[_Iterable[str]] = ..., attention_window: _Optional[int] = ...) -> None: ...
 
 class PlanResponse(_message.Message):
-    __slots__ = ("decode", "prefill", "local_prefill_max_tokens", "reasons", "speculation", "attention_window")
+    __slots__ = ("decode", "prefill", "local_prefill_max_tokens", "reasons", "speculation", "attention_window", "limits", "cache")
     DECODE_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     LOCAL_PREFILL_MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REASONS_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_WINDOW_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
     decode: _containers.RepeatedCompositeFieldContainer[_types_pb2.Candidate]
     prefill: _containers.RepeatedCompositeFieldContainer[_types_pb2.Candidate]
     local_prefill_max_tokens: int
     reasons: _containers.RepeatedScalarFieldContainer[str]
     speculation: bool
     attention_window: int
-    def __init__(self, decode: _Optional[_Iterable[_Union[_types_pb2.Candidate, _Mapping]]] = ..., prefill: _Optional[_Iterable[_Union[_types_pb2.Candidate, _Mapping]]] = ..., local_prefill_max_tokens: _Optional[int] = ..., reasons: _Optional[_Iterable[str]] = ..., speculation: _Optional[bool] = ..., attention_window: _Optional[int] = ...) -> None: ...
+    limits: PlanLimits
+    cache: _types_pb2.CachePolicy
+    def __init__(self, decode: _Optional[_Iterable[_Union[_types_pb2.Candidate, _Mapping]]] = ..., prefill: _Optional[_Iterable[_Union[_types_pb2.Candidate, _Mapping]]] = ..., local_prefill_max_tokens: _Optional[int] = ..., reasons: _Optional[_Iterable[str]] = ..., speculation: _Optional[bool] = ..., attention_window: _Optional[int] = ..., limits: _Optional[_Union[PlanLimits, _Mapping]] = ..., cache: _Optional[_Union[_types_pb2.CachePolicy, _Mapping]] = ...) -> None: ...
+
+class PlanLimits(_message.Message):
+    __slots__ = ("max_tokens", "max_chunk_tokens", "seconds")
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    max_tokens: int
+    max_chunk_tokens: int
+    seconds: float
+    def __init__(self, max_tokens: _Optional[int] = ..., max_chunk_tokens: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...

@@ -19,6 +19,13 @@ class PrefillMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PREFILL_MODE_UNSPECIFIED: _ClassVar[PrefillMode]
     PREFILL_MODE_LOCAL: _ClassVar[PrefillMode]
     PREFILL_MODE_REMOTE: _ClassVar[PrefillMode]
+
+class CacheClass(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CACHE_CLASS_UNSPECIFIED: _ClassVar[CacheClass]
+    CACHE_CLASS_NONE: _ClassVar[CacheClass]
+    CACHE_CLASS_NORMAL: _ClassVar[CacheClass]
+    CACHE_CLASS_KEEP: _ClassVar[CacheClass]
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -26,6 +33,10 @@ FINISH_REASON_CANCELLED: FinishReason
 PREFILL_MODE_UNSPECIFIED: PrefillMode
 PREFILL_MODE_LOCAL: PrefillMode
 PREFILL_MODE_REMOTE: PrefillMode
+CACHE_CLASS_UNSPECIFIED: CacheClass
+CACHE_CLASS_NONE: CacheClass
+CACHE_CLASS_NORMAL: CacheClass
+CACHE_CLASS_KEEP: CacheClass
 
 class Attempt(_message.Message):
     __slots__ = ("hop", "retry")
@@ -119,8 +130,16 @@ class Placement(_message.Message):
     kv_bytes: int
     def __init__(self, decode_worker: _Optional[str] = ..., prefill_worker: _Optional[str] = ..., prefill_mode: _Optional[_Union[PrefillMode, str]] = ..., kv_bytes: _Optional[int] = ...) -> None: ...
 
+class CachePolicy(_message.Message):
+    __slots__ = ("cache_class", "keep_tokens")
+    CACHE_CLASS_FIELD_NUMBER: _ClassVar[int]
+    KEEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    cache_class: CacheClass
+    keep_tokens: int
+    def __init__(self, cache_class: _Optional[_Union[CacheClass, str]] = ..., keep_tokens: _Optional[int] = ...) -> None: ...
+
 class TokenRequest(_message.Message):
-    __slots__ = ("request_id", "model", "attempt", "prompt", "generated", "sampling", "stop", "logprobs", "prompt_logprobs", "priority", "tenant", "salt", "timeout_seconds", "speculation", "attention_window")
+    __slots__ = ("request_id", "model", "attempt", "prompt", "generated", "sampling", "stop", "logprobs", "prompt_logprobs", "priority", "tenant", "salt", "timeout_seconds", "speculation", "attention_window", "max_chunk_tokens", "cache")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -136,6 +155,8 @@ class TokenRequest(_message.Message):
     TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_WINDOW_FIELD_NUMBER: _ClassVar[int]
+    MAX_CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     attempt: Attempt
@@ -151,7 +172,9 @@ class TokenRequest(_message.Message):
     timeout_seconds: float
     speculation: bool
     attention_window: int
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., attempt: _Optional[_Union[Attempt, _Mapping]] = ..., prompt: _Optional[_Iterable[int]] = ..., generated: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stop: _Optional[_Union[StopRules, _Mapping]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., salt: _Optional[bytes] = ..., timeout_seconds: _Optional[float] = ..., speculation: _Optional[bool] = ..., attention_window: _Optional[int] = ...) -> None: ...
+    max_chunk_tokens: int
+    cache: CachePolicy
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., attempt: _Optional[_Union[Attempt, _Mapping]] = ..., prompt: _Optional[_Iterable[int]] = ..., generated: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stop: _Optional[_Union[StopRules, _Mapping]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., salt: _Optional[bytes] = ..., timeout_seconds: _Optional[float] = ..., speculation: _Optional[bool] = ..., attention_window: _Optional[int] = ..., max_chunk_tokens: _Optional[int] = ..., cache: _Optional[_Union[CachePolicy, _Mapping]] = ...) -> None: ...
 
 class Candidate(_message.Message):
     __slots__ = ("worker_id", "address", "epoch")

@@ -38,6 +38,14 @@ def test_a_line_has_the_fields_that_scripts_rely_on() -> None:
     }
 
 
+def test_a_line_names_the_services_limit_where_one_ended_the_answer() -> None:
+    answer = Answer("case")
+    answer.add(GenerateChunk("r", token_ids=(5,)), 0.0)
+    assert "limit" not in answer.as_json()
+    answer.add(GenerateChunk("r", finish=FinishReason.LENGTH, limit="max_tokens"), 0.0)
+    assert answer.as_json()["limit"] == "max_tokens"
+
+
 def test_an_answer_without_tokens_has_no_times() -> None:
     line = Answer("case", error=InvalidRequest("n: must be ...", field="n")).as_json()
     assert (line["ttft_ms"], line["tpot_ms"], line["finish_reason"]) == (None, None, None)

@@ -27,6 +27,43 @@ def test_wait_that_outlasts_the_deadline_is_cancelled_and_expired() -> None:
     asyncio.run(run())
 
 
+def test_a_limit_ends_a_wait_that_has_begun_and_tells_its_name() -> None:
+    async def run() -> None:
+        deadline = Deadline.after(3600)
+        wait = asyncio.ensure_future(deadline.within(asyncio.Event().wait(), "the moon"))
+        await asyncio.sleep(0)
+        deadline.limit(0.01, "a limit of 0.01 s")
+        with pytest.raises(Expired, match=r"while waiting for the moon \(a limit of 0.01 s\)$"):
+            async with asyncio.timeout(20):
+                await wait
+
+    asyncio.run(run())
+
+
+def test_a_limit_never_gives_more_time_and_is_not_blamed_then() -> None:
+    async def run() -> None:
+        deadline = Deadline.after(0.01)
+        deadline.limit(3600, "a limit")
+        with pytest.raises(Expired) as raised:
+            async with asyncio.timeout(20):
+                await deadline.within(asyncio.Event().wait(), "the moon")
+        assert "limit" not in raised.value.message
+        assert deadline.explained(raised.value) is raised.value
+
+    asyncio.run(run())
+
+
+def test_what_others_say_of_the_time_they_were_given_is_told_with_the_limits_name_once() -> None:
+    async def run() -> None:
+        deadline = Deadline.after(None)
+        deadline.limit(3600, "a limit")
+        told = deadline.explained(Expired("too late"))
+        assert told.message == "too late (a limit)"
+        assert deadline.explained(told) is told
+
+    asyncio.run(run())
+
+
 def test_result_in_time_is_returned() -> None:
     async def run() -> None:
         assert await Deadline.after(60).within(asyncio.sleep(0, "done"), "it") == "done"

@@ -3,6 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baton.core.types import CacheClass
 from baton.engine.blocks import BlockPool
 
 
@@ -153,8 +154,9 @@ def test_changes_are_numbered_without_gaps_and_hold_the_net_effect() -> None:
 class Trial:
     """A pool, the sequences that hold its blocks, and a mirror of its cache fed with changes only."""
 
-    def __init__(self, total: int) -> None:
-        self.pool = BlockPool(total)
+    def __init__(self, total: int, most_kept: int) -> None:
+        self.pool = BlockPool(total, most_kept)
+        self.most_kept = most_kept
         self.live: list[list[int]] = []
         self.mirror: set[bytes] = set()
         self.step = 0
@@ -167,6 +169,7 @@ class Trial:
             fresh = set(allocation.blocks[allocation.hits :])
             assert not fresh & {block for blocks in self.live for block in blocks}
             self.live.append(allocation.blocks)
+            self.pool.keep(allocation.blocks[: data.draw(st.integers(0, allocation.hits))])
 
     def fence(self, data: st.DataObject) -> None:
         if self.in_flight:
@@ -185,7 +188,9 @@ class Trial:
                 self.live.remove(blocks)
                 self.pool.release(blocks)
             case "publish":
-                publish(self.pool, blocks, names(len(blocks), data.draw(st.sampled_from("ab"))))
+                cache_class = data.draw(st.sampled_from([CacheClass.NORMAL, CacheClass.KEEP]))
+                for block, name in zip(blocks, names(len(blocks), data.draw(st.sampled_from("ab"))), strict=True):
+                    self.pool.publish(block, name, cache_class)
             case "withdraw":
                 self.pool.withdraw(blocks)
             case _:
@@ -199,6 +204,7 @@ class Trial:
             self.mirror = (self.mirror - set(change.removed)) | set(change.added)
         assert self.mirror == set(pool.names())
         assert pool.free + pool.held + pool.cached == pool.total
+        assert pool.kept <= min(pool.cached, self.most_kept)
         referenced = len({block for blocks in self.live for block in blocks})
         assert pool.held == referenced or (self.in_flight and pool.held > referenced)
 
@@ -206,7 +212,7 @@ class Trial:
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_blocks_are_conserved_whatever_happens(data: st.DataObject) -> None:
-    trial = Trial(data.draw(st.integers(1, 12)))
+    trial = Trial(data.draw(st.integers(1, 12)), data.draw(st.integers(0, 6)))
     for _ in range(data.draw(st.integers(1, 40))):
         data.draw(
             st.sampled_from([trial.allocate, trial.allocate, trial.touch, trial.touch, trial.touch, trial.fence])

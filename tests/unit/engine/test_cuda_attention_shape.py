@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from baton.core.errors import ConfigError
-from baton.engine.cuda.attention import DecodeBackend, decode_backend, prefill_kernel
+from baton.engine.cuda.attention import DecodeBackend, decode_backend, engine_kernels, prefill_kernel, serves_windows
 from baton.engine.cuda.attention_shape import AttentionShape, KvScale
 from baton.engine.cuda.flashinfer_kernels import Kernel
 
@@ -35,6 +35,28 @@ def test_an_fp8_pool_is_read_by_fp8_prefill() -> None:
 def test_a_window_of_one_shows_the_token_itself() -> None:
     assert replace(LLAMA, window=1).window_left == 0
     assert LLAMA.window_left == -1
+
+
+def test_rows_may_have_windows_of_their_own_where_our_kernel_decodes() -> None:
+    assert serves_windows(LLAMA)
+    assert serves_windows(replace(LLAMA, window=100, kv_dtype=torch.float8_e4m3fn))
+    assert not serves_windows(replace(LLAMA, head_dim=256))
+
+
+def test_a_window_over_an_fp8_pool_is_not_given_to_the_kernel_that_has_none() -> None:
+    narrow = replace(LLAMA, kv_dtype=torch.float8_e4m3fn)
+    assert prefill_kernel(narrow.windowed) is Kernel.FA2
+    assert prefill_kernel(LLAMA.windowed) is Kernel.FA3
+
+
+def test_the_kernels_for_windows_are_compiled_ahead_where_requests_may_have_one() -> None:
+    assert engine_kernels(LLAMA) == [(LLAMA, Kernel.FA3), (LLAMA.windowed, Kernel.FA3)]
+    narrow = replace(LLAMA, kv_dtype=torch.float8_e4m3fn)
+    assert engine_kernels(narrow) == [(narrow, Kernel.FA3_FP8), (narrow.windowed, Kernel.FA2)]
+    own = replace(LLAMA, window=100)
+    assert engine_kernels(own) == [(own, Kernel.FA3)]
+    wide = replace(LLAMA, head_dim=256)
+    assert engine_kernels(wide) == [(wide, Kernel.FA2), (wide, Kernel.FA3)]
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ from baton.engine.config import EngineConfig, device_defaults
         ("kv_cache_mb", -1),
         ("kv_blocks", -1),
         ("growth_window", -1),
+        ("cache_keep_share", -0.1),
+        ("cache_keep_share", 1.1),
         ("fake_step_ms", -0.1),
         ("dtype", "float16"),
         ("backend", "magic"),

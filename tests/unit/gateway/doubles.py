@@ -14,6 +14,7 @@ from baton.core.clock import CountingIds, SystemClock
 from baton.core.errors import BatonError, Overloaded, PeerUnavailable
 from baton.core.telemetry import Meter, SilentMeter
 from baton.core.types import (
+    CachePolicy,
     Candidate,
     ChatMessage,
     DecodeRequest,
@@ -25,6 +26,7 @@ from baton.core.types import (
     ModelCard,
     Placement,
     Plan,
+    PlanLimits,
     PlanQuery,
     PrefillMode,
     Principal,
@@ -168,6 +170,8 @@ class RankedPlanner:
         self.speculation = True
         self.error: BatonError | None = None
         self.attention_window: int | None = None
+        self.limits = PlanLimits()
+        self.cache = CachePolicy()
 
     async def plan(self, query: PlanQuery) -> Plan:
         self.queries.append(query)
@@ -180,7 +184,9 @@ class RankedPlanner:
             raise Overloaded("no ready worker", retry_after=0.5)
         window, speculation = self.attention_window, self.speculation
         prefill = (candidate("prefill-0"),)
-        return Plan(left, prefill, 0, attention_window=window, speculation=speculation)
+        return Plan(
+            left, prefill, 0, attention_window=window, speculation=speculation, limits=self.limits, cache=self.cache
+        )
 
 
 def candidate(worker_id: str, epoch: int = 1) -> Candidate:

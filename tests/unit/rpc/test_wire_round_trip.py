@@ -54,6 +54,7 @@ LOGPROB = st.builds(types.TokenLogprob, UINT32, NUMBER, tuples(st.tuples(UINT32,
 USAGE = st.builds(types.Usage, UINT32, UINT32, UINT32)
 FINISH = st.none() | st.sampled_from(types.FinishReason)
 PLACEMENT = st.builds(types.Placement, TEXT, TEXT, st.sampled_from(types.PrefillMode), UINT64)
+CACHE = st.builds(types.CachePolicy, st.sampled_from(types.CacheClass), UINT32)
 REQUEST = st.builds(
     types.TokenRequest,
     request_id=NAME,
@@ -69,6 +70,16 @@ REQUEST = st.builds(
     tenant=TEXT,
     salt=st.binary(max_size=8),
     timeout=st.none() | NUMBER,
+    attention_window=st.none() | UINT32,
+    speculation=st.booleans(),
+    max_chunk_tokens=st.none() | UINT32,
+    cache=CACHE,
+)
+LIMITS = st.builds(
+    types.PlanLimits,
+    max_tokens=st.none() | st.integers(1, 2**32 - 1),
+    max_chunk_tokens=st.none() | st.integers(1, 2**32 - 1),
+    seconds=st.none() | st.floats(0, exclude_min=True, allow_infinity=False),
 )
 CANDIDATE = st.builds(types.Candidate, NAME, NAME, UINT64)
 TICKET = st.builds(types.Ticket, NAME, ATTEMPT, NAME, UINT64)
@@ -116,6 +127,7 @@ DELTA = st.builds(
     usage=st.none() | USAGE,
     placement=st.none() | PLACEMENT,
     migrations=UINT32,
+    limit=TEXT,
 )
 MODEL = st.builds(types.ModelInfo, NAME, TEXT, UINT32, UINT32, st.booleans(), st.booleans(), UINT32)
 
@@ -145,6 +157,10 @@ PAIRS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], Message], Callabl
             tuples(CANDIDATE),
             UINT32,
             tuples(TEXT),
+            attention_window=st.none() | st.integers(1, 2**32 - 1),
+            speculation=st.booleans(),
+            limits=LIMITS,
+            cache=CACHE,
         ),
         planner.plan_to_wire,
         planner.plan_from_wire,

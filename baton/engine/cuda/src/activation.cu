@@ -51,12 +51,20 @@ __global__ void __launch_bounds__(row_threads(VECTORS))
 extern "C" int baton_silu_mul(const void *gate_up, void *out, int rows, int ffn, int overlap, cudaStream_t stream) {
   using namespace baton;
   if (rows == 0) return cudaSuccess;
-  if (ffn % VECTOR != 0 || rows > MOST_ROWS) return cudaErrorInvalidValue;
+  if (ffn % VECTOR != 0) return cudaErrorInvalidValue;
   const int width = ffn / VECTOR;
   const bool few = static_cast<int64_t>(rows) * width < SMS * SILU_THREADS;  // then spread over more SMs
   const int threads = few ? 64 : width % SILU_THREADS == 0 ? SILU_THREADS : SILU_THREADS / 2;
-  const dim3 grid((width + threads - 1) / threads, rows);
-  return launch(silu_mul_rows, grid, threads, 0, stream, static_cast<Overlap>(overlap), gate_up, out, width);
+  const int blocks = (width + threads - 1) / threads;
+  for (int first = 0; first < rows; first += MOST_ROWS) {  // a mixture has a row for each expert that a token meets
+    const dim3 grid(blocks, rows - first < MOST_ROWS ? rows - first : MOST_ROWS);
+    const Vector *from = static_cast<const Vector *>(gate_up) + static_cast<size_t>(first) * 2 * width;
+    Vector *to = static_cast<Vector *>(out) + static_cast<size_t>(first) * width;
+    const cudaError_t status =
+        launch(silu_mul_rows, grid, threads, 0, stream, static_cast<Overlap>(overlap), from, to, width);
+    if (status != cudaSuccess) return status;
+  }
+  return cudaSuccess;
 }
 
 // out is e4m3 [rows, ffn], scales float32 [rows]: a row's values are out * scale.

@@ -4,6 +4,8 @@
 // of threads, wherever the cuts fall. So every multiprocessor reads the same number of bytes whatever the lengths, and
 // the host plans nothing: the page table's own prefix sum says where a share begins. A pair that several blocks share
 // is put together by the block that finishes last, in the order of the shares, so that no result depends on timing.
+// Of a row with a window the table names the pages in which it sees something; `hidden` counts what it does not see of
+// the first one.
 //
 // Inside a block each warp takes every fourth piece, with its own pipeline of asynchronous copies; warps meet only at
 // the end of a pair. Scores and sums run on the tensor cores (m16n8k16), with the group's heads as rows of the tile.
@@ -123,7 +125,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     Accumulator<Kv, DIM> accumulator;
     accumulator.start(
         arguments.q + pair.row * arguments.q_stride + pair.head * arguments.group * DIM, arguments.group, lane);
-    const int oldest = max(pair.length - arguments.window, 0);
+    const int oldest = pair.hidden;
     for (const int stop = min(pair.end, end); piece < stop; piece += WARPS) {
       feeder.feed();
       wait_for_copies<L::STAGES - 1>();
@@ -148,19 +150,16 @@ __global__ void __launch_bounds__(THREADS, 2)
 template <typename Kv, int DIM>
 cudaError_t run(const DecodeArguments& arguments, int blocks, cudaStream_t stream, Overlap overlap) {
   const int bytes = shared_bytes<Kv, DIM>(arguments.group);
-  return launch(decode_attention_kernel<Kv, DIM>, dim3(blocks), dim3(THREADS), bytes, stream, overlap, arguments);
+  return launch_divided(division(arguments.rows), decode_attention_kernel<Kv, DIM>, dim3(blocks), dim3(THREADS), bytes,
+                        stream, overlap, arguments);
 }
 
 template <typename Kv, int DIM>
-cudaError_t prepare(int group, int* blocks) {
+cudaError_t prepare(int group, int rows, int* blocks) {
   int device = 0, processors = 0, resident = 0;
   const int bytes = shared_bytes<Kv, DIM>(group);
   const auto kernel = decode_attention_kernel<Kv, DIM>;
   cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (status == cudaSuccess) {
-    status =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
-  }
   if (status == cudaSuccess) status = cudaGetDevice(&device);
   if (status == cudaSuccess) {
     status = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
@@ -168,7 +167,7 @@ cudaError_t prepare(int group, int* blocks) {
   if (status == cudaSuccess) {
     status = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, THREADS, bytes);
   }
-  *blocks = processors * resident;
+  *blocks = processors * (division(rows) == Division::LARGEST ? resident : 1);
   return status;
 }
 
@@ -186,21 +185,21 @@ __global__ void quantize_kernel(const __nv_bfloat16* from, int64_t from_stride, 
 
 // How many blocks of threads the kernel for this shape should be launched with: as many as run at once. Must be called
 // before the first launch for the shape. `kv_bytes` is 2 for bf16 and 1 for e4m3.
-extern "C" int baton_decode_attention_prepare(int kv_bytes, int head_dim, int group, int* blocks) {
+extern "C" int baton_decode_attention_prepare(int kv_bytes, int head_dim, int group, int rows, int* blocks) {
   using namespace baton;
   using namespace baton::decoding;
   if (group < 1 || group > MAX_GROUP) return cudaErrorInvalidValue;
-  if (kv_bytes == 2 && head_dim == 128) return prepare<__nv_bfloat16, 128>(group, blocks);
-  if (kv_bytes == 2 && head_dim == 64) return prepare<__nv_bfloat16, 64>(group, blocks);
-  if (kv_bytes == 1 && head_dim == 128) return prepare<__nv_fp8_e4m3, 128>(group, blocks);
-  if (kv_bytes == 1 && head_dim == 64) return prepare<__nv_fp8_e4m3, 64>(group, blocks);
+  if (kv_bytes == 2 && head_dim == 128) return prepare<__nv_bfloat16, 128>(group, rows, blocks);
+  if (kv_bytes == 2 && head_dim == 64) return prepare<__nv_bfloat16, 64>(group, rows, blocks);
+  if (kv_bytes == 1 && head_dim == 128) return prepare<__nv_fp8_e4m3, 128>(group, rows, blocks);
+  if (kv_bytes == 1 && head_dim == 64) return prepare<__nv_fp8_e4m3, 64>(group, rows, blocks);
   return cudaErrorInvalidValue;
 }
 
 extern "C" int baton_decode_attention(const void* q, int64_t q_stride, const void* k, const void* v,
                                       int64_t block_stride, const int* indptr, const int* indices, const int* last_page,
-                                      void* out, float* parts, int* arrivals, int rows, int kv_heads, int group,
-                                      int head_dim, int block_size, int kv_bytes, int window, int least_pieces,
+                                      const int* hidden, void* out, float* parts, int* arrivals, int rows, int kv_heads,
+                                      int group, int head_dim, int block_size, int kv_bytes, int least_pieces,
                                       float scale, float v_scale, int blocks, int overlap, cudaStream_t stream) {
   using namespace baton;
   using namespace baton::decoding;
@@ -212,6 +211,7 @@ extern "C" int baton_decode_attention(const void* q, int64_t q_stride, const voi
                                   indptr,
                                   indices,
                                   last_page,
+                                  hidden,
                                   static_cast<__nv_bfloat16*>(out),
                                   parts,
                                   arrivals,
@@ -219,7 +219,6 @@ extern "C" int baton_decode_attention(const void* q, int64_t q_stride, const voi
                                   kv_heads,
                                   group,
                                   block_size,
-                                  window,
                                   least_pieces,
                                   scale * 1.4426950408889634f,
                                   v_scale};

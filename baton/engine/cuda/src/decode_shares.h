@@ -19,6 +19,7 @@ struct DecodeArguments {
   const int* indptr;
   const int* indices;
   const int* last_page;
+  const int* hidden;  // [rows] tokens at the start of a row's first page that its window hides
   __nv_bfloat16* out;  // [rows, kv_heads * group * head_dim]
   float* parts;        // [blocks of threads, 2, part_floats]
   int* arrivals;       // [rows, kv_heads], zero between launches
@@ -26,7 +27,6 @@ struct DecodeArguments {
   int kv_heads;
   int group;
   int block_size;
-  int window;  // visible tokens, INT_MAX without a window
   int least_pieces;  // in a share
   float scale_log2;  // score scale, k scale and log2(e)
   float v_scale;
@@ -70,6 +70,7 @@ struct Pair {
   int begin;  // its first piece
   int end;
   int length;  // tokens
+  int hidden;  // of them, the first ones
 };
 
 __device__ __forceinline__ Pair pair_at(const DecodeArguments& arguments, int row, int head) {
@@ -81,6 +82,7 @@ __device__ __forceinline__ Pair pair_at(const DecodeArguments& arguments, int ro
   pair.begin = (first * arguments.kv_heads + head * pages) * pieces_per_page;
   pair.end = pair.begin + pages * pieces_per_page;
   pair.length = (pages - 1) * arguments.block_size + arguments.last_page[row];
+  pair.hidden = arguments.hidden[row];
   return pair;
 }
 
@@ -145,7 +147,7 @@ struct Feeder {
     from = block * arguments.block_stride +
            (static_cast<int64_t>(pair.head) * arguments.block_size + first) * L::ROW_BYTES;
     const int position = within * PIECE;
-    rows = position + PIECE > pair.length - arguments.window ? min(max(pair.length - position, 0), PIECE) : 0;
+    rows = position + PIECE > pair.hidden ? min(max(pair.length - position, 0), PIECE) : 0;
     fresh = within * PIECE + PIECE >= pair.length;
   }
 

@@ -230,8 +230,6 @@ using namespace baton::gemv;
 extern "C" int baton_gemv_prepare() {
   for (const Variant &v : VARIANTS)
     for (auto kernel : v.kernels) {
-      // No more shared memory than it takes: loads under way occupy the L1 cache, and with the 28 KB that the largest
-      // division leaves of it a multiprocessor cannot have enough of them under way.
       const cudaError_t error =
           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_limit(kernel));
       if (error != cudaSuccess) return error;
@@ -279,7 +277,7 @@ extern "C" int baton_gemv(int index, int blocks, int overlap, int e4m3, int epil
                         n,
                         k,
                         then};
-  return launch(v.kernels[e4m3], dim3(tiles < blocks ? tiles : blocks), dim3(v.k_warps * v.columns * WARP),
-                dynamic_shared(v, e4m3, rows, k, gain != nullptr), static_cast<cudaStream_t>(stream),
-                static_cast<Overlap>(overlap), product);
+  return launch_divided(division(rows), v.kernels[e4m3], dim3(tiles < blocks ? tiles : blocks), dim3(v.k_warps * v.columns * WARP),
+                        dynamic_shared(v, e4m3, rows, k, gain != nullptr), static_cast<cudaStream_t>(stream),
+                        static_cast<Overlap>(overlap), product);
 }

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from baton.core.types import KvFormat, ModelCard
+from baton.core.types import KvFormat, ModelCard, Module
 from baton.engine.cuda.attention_shape import ChunkTable
 from baton.engine.cuda.batch import Batch
 from baton.engine.cuda.decoder import Activations, CudaDecoder, DecoderLimits
@@ -196,17 +196,28 @@ class TorchGemm:
 
 
 def _paged(
-    q: torch.Tensor, pool: torch.Tensor, layer: int, blocks: torch.Tensor, length: int, spec: DecoderSpec
+    q: torch.Tensor,
+    pool: torch.Tensor,
+    layer: int,
+    blocks: torch.Tensor,
+    length: int,
+    spec: DecoderSpec,
+    *,
+    hidden: int = 0,
+    window: int | None = None,
 ) -> torch.Tensor:
-    """[n, q_size]: causal attention of q [n, q_size], the last n of ``length`` positions, whose KV is in ``blocks``."""
+    """[n, q_size]: causal attention of q [n, q_size], the last n of ``length`` positions, whose KV is in ``blocks``.
+
+    Nobody sees the first ``hidden`` positions.
+    """
     heads = q.unflatten(1, (spec.heads, spec.head_dim))
     keys, values = (pool[blocks.long(), layer, part].transpose(1, 2).flatten(0, 1)[:length] for part in (0, 1))
     group = spec.heads // spec.kv_heads
     scores = torch.einsum("nhd,mhd->hnm", heads, keys.repeat_interleave(group, 1)) * spec.head_dim**-0.5
     distance = torch.arange(length - len(q), length)[:, None] - torch.arange(length)
-    visible = distance >= 0
-    if spec.sliding_window is not None:
-        visible &= distance < spec.sliding_window
+    visible = (distance >= 0) & (torch.arange(length) >= hidden)
+    if window is not None:
+        visible &= distance < window
     shares = scores.masked_fill(~visible, -torch.inf).softmax(dim=-1)
     return torch.einsum("hnm,mhd->nhd", shares, values.repeat_interleave(group, 1)).flatten(1)
 
@@ -231,7 +242,9 @@ class TorchDecodeAttention:
         for row in range(self.rows):
             blocks = self._arrays.block_ids[pages[row] : pages[row + 1]]
             length = (len(blocks) - 1) * self._pool.shape[4] + int(self._arrays.row_last_page[row])
-            out[row] = _paged(q[row : row + 1], self._pool, layer, blocks, length, self._spec)[0]
+            hidden = int(self._arrays.row_hidden[row])
+            assert 0 <= hidden < min(length, self._pool.shape[4]), "a block that is not seen is in the table"
+            out[row] = _paged(q[row : row + 1], self._pool, layer, blocks, length, self._spec, hidden=hidden)[0]
 
 
 class TorchPrefillAttention:
@@ -240,24 +253,30 @@ class TorchPrefillAttention:
     def __init__(self, spec: DecoderSpec, pool: torch.Tensor) -> None:
         self._spec = spec
         self._pool = pool
-        self._host: ChunkTable[Any] | None = None
-        self._device: ChunkTable[Any] | None = None
+        self._tables: list[tuple[ChunkTable[Any], ChunkTable[Any]]] = []
 
-    def plan(self, host: ChunkTable[Any], device: ChunkTable[Any]) -> None:
-        self._host, self._device = host, device
+    def plan(self, host: Sequence[ChunkTable[Any]], device: Sequence[ChunkTable[Any]]) -> None:
+        self._tables = list(zip(host, device, strict=True))
 
     def run(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
-        assert self._host is not None
-        assert self._device is not None
-        starts, table = self._device.starts.tolist(), self._device.pages
-        assert starts == self._host.starts.tolist()
-        assert len(q) == len(out) == starts[-1]
         assert out.is_contiguous()
-        for chunk in range(len(starts) - 1):
-            first, last = table.indptr[chunk : chunk + 2].tolist()
-            length = (last - first - 1) * self._pool.shape[4] + int(table.last_page[chunk])
-            rows = slice(starts[chunk], starts[chunk + 1])
-            out[rows] = _paged(q[rows], self._pool, layer, table.indices[first:last], length, self._spec)
+        row, windows = 0, [host.window for host, _ in self._tables]
+        assert len(windows) == len(set(windows)) > 0
+        for host, device in self._tables:
+            assert device.starts.tolist() == host.starts.tolist()
+            assert device.pages.indptr.tolist() == host.pages.indptr.tolist()
+            for chunk in range(host.chunks):
+                size = int(host.starts[chunk + 1] - host.starts[chunk])
+                rows = slice(row, row + size)
+                out[rows] = self._attend(layer, q[rows], device, chunk)
+                row += size
+        assert len(q) == len(out) == row
+
+    def _attend(self, layer: int, q: torch.Tensor, device: ChunkTable[Any], chunk: int) -> torch.Tensor:
+        table = device.pages
+        first, last = table.indptr[chunk : chunk + 2].tolist()
+        length = (last - first - 1) * self._pool.shape[4] + int(table.last_page[chunk])
+        return _paged(q, self._pool, layer, table.indices[first:last], length, self._spec, window=device.window)
 
 
 class TorchSampler:
@@ -306,7 +325,8 @@ def cpu_runner(name: str, *, rows: int, tokens: int, blocks: int, block_size: in
     path = DATA / "tiny" / name
     spec = load_spec(path)
     weights = load_weights(path, spec, torch.float32)
-    shape = BatchShape(rows, tokens, block_size, -(-spec.context_length // block_size), blocks, decode_buckets(rows))
+    per_sequence = -(-spec.context_length // block_size)
+    shape = BatchShape(rows, tokens, block_size, per_sequence, blocks, decode_buckets(rows), spec.sliding_window)
     layout = StepLayout(shape)
     buffer, results = StepBuffer(layout, CPU, ctypes.memmove), torch.zeros(2, rows, dtype=torch.int32)
     pool = torch.full((blocks + 1, spec.layers, 2, spec.kv_heads, block_size, spec.head_dim), torch.nan)
@@ -325,5 +345,6 @@ def cpu_runner(name: str, *, rows: int, tokens: int, blocks: int, block_size: in
         steps[bucket] = DecodeStep(decoder, pool, buffer.arrays, attention, draw)  # type: ignore[arg-type]
     machinery = Machinery(decoder, steps, prefill, sampler, layout, buffer, Batch(shape), pool, results, ctypes.memmove)  # type: ignore[arg-type]
     kv_format = KvFormat("float32", block_size, spec.layers, spec.kv_heads, spec.head_dim)
-    card = ModelCard(name, spec.architecture, spec.context_length, spec.vocab_size, "", kv_format, spec.eos_token_ids)
+    sizes = (spec.context_length, spec.vocab_size)
+    card = ModelCard(name, spec.architecture, *sizes, "", kv_format, spec.eos_token_ids, (Module.ATTENTION_WINDOW,))
     return CudaRunner(machinery, card, ExitStack())

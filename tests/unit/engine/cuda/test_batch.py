@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -30,11 +31,12 @@ class Life:
     blocks: list[int]
     computed: int = 0
     draw: Draw = field(default_factory=lambda: Draw(Sampling(), 1))
+    window: int | None = None
 
     def part(self, budget: int) -> Part:
         end = min(len(self.tokens), self.computed + budget)
         draw = self.draw if end == len(self.tokens) else None
-        return Part(self.key, self.known, self.computed, end, self.blocks, draw)
+        return Part(self.key, self.known, self.computed, end, self.blocks, draw, window=self.window)
 
 
 class Toy:
@@ -82,7 +84,7 @@ class Toy:
         return token if source == HOST else int(self.drawn[source])
 
     def check(self, lives: Sequence[Life], parts: Sequence[Part], packed: PackedBatch) -> None:
-        out, chunk = self.out, 0
+        out = self.out
         assert packed.bucket == self.shape.bucket(packed.rows)
         for index, (life, part) in enumerate(zip(lives, parts, strict=True)):
             row = int(packed.logit_row[index])
@@ -92,11 +94,9 @@ class Toy:
                 assert out.row_positions[row] == part.start
                 assert out.row_slots[row] == slot(life, part.start)
                 pages = out.block_ids[out.row_pages[row] : out.row_pages[row + 1]]
-                assert list(pages) == life.blocks[: len(pages)]
-                assert (len(pages) - 1) * BLOCK + out.row_last_page[row] == part.end
-            else:
-                self.check_chunk(life, part, packed, chunk)
-                chunk += 1
+                assert 0 <= out.row_hidden[row] < BLOCK
+                seen = range(out.row_hidden[row], (len(pages) - 1) * BLOCK + out.row_last_page[row])
+                assert [pages[at // BLOCK] * BLOCK + at % BLOCK for at in seen] == self.visible(life, part.end)
             if packed.whole:
                 first = int(packed.first_row[index])
                 for offset in range(part.end - part.start):
@@ -109,18 +109,49 @@ class Toy:
                     assert out.logit_positions[row] == part.end - 1
         rows = [row for row in packed.logit_row.tolist() if row >= 0]
         assert sorted(rows) == list(range(packed.logits))
-        assert chunk == packed.chunks
+        self.check_chunks(lives, parts, packed)
         for row in range(packed.rows, packed.bucket):
-            assert (out.row_sources[row], out.row_slots[row], out.row_last_page[row]) == (HOST, NOWHERE, 1)
+            assert (out.row_sources[row], out.row_slots[row]) == (HOST, NOWHERE)
+            assert (out.row_last_page[row], out.row_hidden[row]) == (1, 0)
             assert list(out.block_ids[out.row_pages[row] : out.row_pages[row + 1]]) == [DUMMY]
 
-    def check_chunk(self, life: Life, part: Part, packed: PackedBatch, chunk: int) -> None:
+    def visible(self, life: Life, end: int) -> list[int]:
+        """The slots that the token before ``end`` sees."""
+        windows = [window for window in (life.window, self.shape.window) if window is not None]
+        return [slot(life, position) for position in range(max(0, end - min(windows, default=end)), end)]
+
+    def check_chunks(self, lives: Sequence[Life], parts: Sequence[Part], packed: PackedBatch) -> None:
+        """Group by group, in the order of their rows: no window first, and each window once."""
+        chunks = [(life, part) for life, part in zip(lives, parts, strict=True) if part.end - part.start > 1]
+        first_row = {part.key: int(row) for part, row in zip(parts, packed.first_row, strict=True)}
+        chunks.sort(key=lambda each: first_row[each[1].key])
+        assert len(chunks) == packed.chunks
+        assert len({group.window for group in packed.groups}) == len(packed.groups)
+        assert all(group.window is not None for group in packed.groups[1:])
+        row, index = packed.rows, 0
+        for number, (window, count) in enumerate(packed.groups):
+            starts = self.out.chunk_starts[index + number : index + number + count + 1].tolist()
+            assert starts[0] == 0
+            for start, end in pairwise(starts):
+                life, part = chunks[index]
+                assert (first_row[part.key], end - start) == (row + start, part.end - part.start)
+                self.check_chunk(life, part, packed, window, index)
+                index += 1
+            row += starts[-1]
+        assert not packed.groups or row == packed.tokens
+
+    def check_chunk(self, life: Life, part: Part, packed: PackedBatch, window: int | None, index: int) -> None:
+        """Each of its rows sees, back from the end of the chunk's blocks, what its window says."""
         out = self.out
-        assert out.chunk_starts[chunk + 1] - out.chunk_starts[chunk] == part.end - part.start
-        first, last = out.chunk_pages[chunk : chunk + 2] + packed.chunk_blocks
-        assert list(out.block_ids[first:last]) == life.blocks[: last - first]
-        assert (last - first - 1) * BLOCK + out.chunk_last_page[chunk] == part.end
+        first, last = out.chunk_pages[index : index + 2] + packed.chunk_blocks
         assert last <= packed.blocks
+        pages = out.block_ids[first:last].tolist()
+        slots = [page * BLOCK + offset for page in pages for offset in range(BLOCK)]
+        length = (len(pages) - 1) * BLOCK + int(out.chunk_last_page[index])
+        for end in range(part.start + 1, part.end + 1):
+            stop = length - (part.end - end)
+            assert slots[max(0, stop - (window or stop)) : stop] == self.visible(life, end)
+        assert set(slots[:BLOCK]) & set(self.visible(life, part.start + 1)), "a block that nobody sees"
 
 
 def slot(life: Life, position: int) -> int:
@@ -188,6 +219,34 @@ def test_a_prompt_that_ends_beside_decoding_takes_the_row_that_it_keeps() -> Non
     assert packed.changes == []
 
 
+def test_rows_with_windows_and_without_share_steady_steps() -> None:
+    toy = Toy()
+    lives = [toy.life(key, 10 + key) for key in range(5)]
+    for life, window in zip(lives, (None, 1, 6, BLOCK, 1000), strict=True):
+        life.window = window
+    assert len(toy.run(lives, budget=8).groups) == 5
+    toy.run(lives, budget=8)
+    toy.run(lives)
+    for _ in range(3 * BLOCK):
+        assert toy.run(lives).changes == []
+    whole, one, six, four, wide = np.diff(toy.out.row_pages[:6]).tolist()
+    assert (whole, one, wide) == (len(lives[0].blocks), 1, len(lives[4].blocks))
+    assert six <= 3
+    assert four <= 2
+
+
+def test_a_row_that_changes_hands_loses_its_window() -> None:
+    toy = Toy()
+    first, second = toy.life(1, 9), toy.life(2, 9)
+    first.window = 2
+    toy.run([first], budget=20)
+    toy.run([first])
+    toy.batch.forget(1)
+    toy.run([second], budget=20)
+    toy.run([second])
+    assert toy.out.row_hidden[0] == 0
+
+
 def test_a_new_way_to_draw_is_reported_for_its_row_alone() -> None:
     toy = Toy()
     lives = [toy.life(key, 2) for key in range(4)]
@@ -231,17 +290,20 @@ def test_buckets_are_small_steps_to_the_largest_batch() -> None:
     assert [SHAPE.bucket(rows) for rows in (1, 3, 5, 9)] == [1, 4, 8, 12]
 
 
+@pytest.mark.parametrize("own", [None, 9])
 @pytest.mark.parametrize("seed", range(20))
-def test_any_traffic_is_packed_as_its_parts_say(seed: int) -> None:
-    """Arrivals, ends, preemptions, chunks of any size and shuffled orders; the host always one step behind."""
+def test_any_traffic_is_packed_as_its_parts_say(seed: int, own: int | None) -> None:
+    """Arrivals, ends, preemptions, chunks of any size, shuffled orders and windows, the model's own among them; the
+    host always one step behind."""
     chance = random.Random(seed)
-    toy = Toy()
+    toy = Toy(replace(SHAPE, window=own))
     live: list[Life] = []
     keys = iter(range(1, 10_000))
     for _ in range(120):
         live = list(_survivors(toy, live, chance))
         while len(live) < 8 and chance.random() < 0.4:
             live.append(toy.life(next(keys), chance.randrange(1, 30)))
+            live[-1].window = chance.choice([None, None, 1, BLOCK, 6, 11, 100])
         if chance.random() < 0.3:
             chance.shuffle(live)
         if live:

@@ -40,6 +40,25 @@ def test_mixed_batches_answer_what_the_reference_answers_alone(name: str) -> Non
     assert bool((runner._machinery.pool[-1] == 0).all()), "padding wrote to its block"
 
 
+@pytest.mark.parametrize("speculation", ["off", "ngram"])
+@pytest.mark.parametrize("name", ["llama-gqa-tied", "mistral-window", "qwen3-moe"])
+def test_requests_with_windows_and_without_answer_as_each_does_alone(name: str, speculation: str) -> None:
+    """The model's own window of 48 tokens is narrower than some of theirs."""
+    wanted = [replace(varied(index, 20), attention_window=(None, 16, 1, 60, 33)[index % 5]) for index in range(10)]
+    expected = [alone(name, each).token_ids for each in wanted]
+    assert expected != [alone(name, replace(each, attention_window=None)).token_ids for each in wanted]
+    config = EngineConfig(max_running=6, max_step_tokens=40, block_size=16, speculation=speculation)
+    known = [[*each.prompt, *tokens] for each, tokens in zip(wanted, expected, strict=True)]
+    drafter = Oracle(known, VOCABULARY, 3) if speculation != "off" else None
+    driver = CoreDriver(cpu_runner(name, rows=32, tokens=40, blocks=96), config, drafter)
+    keys = [driver.reserve(each) for each in wanted]
+    for key in keys:
+        driver.decode_when_admitted(key)
+    driver.finish(*keys)
+    assert [tuple(driver.outcomes[key].tokens) for key in keys] == expected
+    assert (driver.stats.draft_tokens_accepted > 0) == (drafter is not None)
+
+
 def test_sequences_that_lose_their_blocks_are_recomputed_to_the_same_tokens() -> None:
     name = "llama-gqa-tied"
     wanted = [varied(index, 24, prompt=prompt(20 + index, index)) for index in range(6)]
@@ -164,3 +183,16 @@ def test_logits_that_are_not_finite_fail_their_own_request_alone() -> None:
     error = driver.outcomes[keys[1]].error
     assert error is not None
     assert "not finite at position 3" in error.message
+
+
+def test_a_steps_end_is_noted_before_what_its_collection_waits_for() -> None:
+    """Or the device might not have come to the end when its time is read."""
+    runner = cpu_runner("llama-gqa-tied", rows=2, tokens=16, blocks=8)
+    order: list[str] = []
+    timer, slot = runner._timer, runner._slots[0]
+    end, queue = timer.end, slot.queue
+    timer.end = lambda: (order.append("end"), end())[1]  # type: ignore[method-assign]
+    slot.queue = lambda: (order.append("waited for"), queue())[1]  # type: ignore[method-assign]
+    driver = CoreDriver(runner, EngineConfig(max_running=2, max_step_tokens=16, block_size=16))
+    driver.answer(request(prompt(9), 1))
+    assert order[:2] == ["end", "waited for"]

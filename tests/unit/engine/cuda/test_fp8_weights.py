@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from baton.core.errors import ConfigError
+from baton.engine.cuda.decoder import LayerWeights
 from baton.engine.cuda.fp8_weights import check_fp8, load_fp8, quantize_channels, stored_bytes
 from baton.engine.models.registry import by_name
 from baton.engine.weights.load import open_weights
@@ -51,6 +53,44 @@ def test_the_layers_products_are_rounded_and_nothing_else() -> None:
     )
 
 
-def test_a_mixture_of_experts_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"engine\.weight_format: must be auto for a mixture of experts .*'fp8'"):
-        check_fp8(load_spec(str(DATA / "tiny" / "mixtral")))
+def test_each_expert_is_rounded_as_it_would_be_alone() -> None:
+    experts = torch.randn(5, 48, 64, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
+    experts *= torch.logspace(-4, 4, 5)[:, None, None]
+    values, scales = quantize_channels(experts)
+    assert (values.shape, scales.shape) == ((5, 48, 64), (5, 48))
+    for expert, found, scale in zip(experts, values, scales, strict=True):
+        alone, alone_scale = quantize_channels(expert)
+        assert torch.equal(found.view(torch.uint8), alone.view(torch.uint8))
+        assert torch.equal(scale, alone_scale)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3-moe"])
+def test_the_experts_of_a_mixture_are_rounded_and_its_router_is_not(name: str) -> None:
+    spec = load_spec(str(DATA / "tiny" / name))
+    check_fp8(spec)
+    with open_weights(str(DATA / "tiny" / name), spec, torch.bfloat16) as weights:
+        loaded = load_fp8(weights)
+    rounded = {name for name, tensor in loaded.items() if tensor.dtype == torch.float8_e4m3fn}
+    assert rounded == {
+        f"layers.{layer}.{product}.weight"
+        for layer in range(spec.layers)
+        for product in ("qkv", "output", "experts.gate_up", "experts.down")
+    }
+    assert loaded["layers.0.router.weight"].dtype == torch.bfloat16
+    layouts = list(by_name(spec.architecture).tensors(spec))
+    assert sum(tensor.nbytes for tensor in loaded.values()) == sum(
+        stored_bytes(layout.name, layout.shape) for layout in layouts
+    )
+    layer = LayerWeights.take(loaded, 1)
+    assert layer.experts is not None
+    assert layer.experts.gate_up.scale is loaded["layers.1.experts.gate_up.scale"]
+    assert layer.experts.down.scale is not None
+    assert layer.experts.down.scale.shape == layer.experts.down.weight.shape[:2]
+
+
+def test_experts_that_no_fp8_product_takes_are_refused() -> None:
+    spec = load_spec(str(DATA / "tiny" / "mixtral"))
+    assert spec.moe is not None
+    narrow = replace(spec, moe=replace(spec.moe, ffn_size=24))
+    with pytest.raises(ConfigError, match=r"engine\.weight_format: fp8 needs .* of 16, got moe\.ffn_size 24"):
+        check_fp8(narrow)

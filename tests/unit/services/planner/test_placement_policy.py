@@ -9,13 +9,16 @@ from dataclasses import replace
 import pytest
 
 from baton.core.clock import ManualClock
-from baton.core.errors import InvalidRequest, Overloaded, UnknownModel
+from baton.core.errors import ConfigError, InvalidRequest, Overloaded, UnknownModel
 from baton.core.types import (
+    CacheClass,
+    CachePolicy,
     Candidate,
     EngineStats,
     KvFormat,
     ModelCard,
     Plan,
+    PlanLimits,
     PlanQuery,
     ProcessRecord,
     Role,
@@ -56,6 +59,55 @@ def ids(candidates: tuple[Candidate, ...]) -> list[str]:
 @pytest.mark.parametrize("speculation", [True, False])
 def test_a_plan_says_whether_drafts_may_be_tried(speculation: bool) -> None:
     assert decide(fleet(worker("d1")), config=PlannerConfig(speculation=speculation)).speculation == speculation
+
+
+def test_by_default_a_plan_limits_nothing_and_says_nothing_of_caching() -> None:
+    decided = decide(fleet(worker("d1")))
+    assert (decided.limits, decided.cache) == (PlanLimits(), CachePolicy())
+
+
+def test_a_limit_is_set_where_it_binds_and_has_its_reason() -> None:
+    config = replace(CONFIG, max_tokens=40, max_chunk_tokens=64, max_seconds=30.0)
+    found = fleet(worker("d1"), worker("p1", Role.PREFILL))
+    decided = decide(found, config=config)
+    assert decided.limits == PlanLimits(40, 64, 30.0)
+    assert decided.reasons == ("max_tokens_limit", "max_chunk_tokens_limit", "time_limit", "least_load")
+    small = decide(found, replace(QUERY, prompt_tokens=64, max_tokens=40), replace(config, max_seconds=0.0))
+    assert (small.limits, small.reasons) == (PlanLimits(), ("least_load",))
+
+
+@pytest.mark.parametrize(
+    ("priority", "cache"),
+    [
+        (-6, CachePolicy()),
+        (-5, CachePolicy(CacheClass.NONE)),
+        (-1, CachePolicy(CacheClass.NONE)),
+        (0, CachePolicy(CacheClass.NORMAL, 128)),
+        (7, CachePolicy(CacheClass.KEEP)),
+    ],
+)
+def test_the_cache_class_is_that_of_the_highest_priority_reached(priority: int, cache: CachePolicy) -> None:
+    config = replace(CONFIG, cache_classes=("7=keep", "-5=none", "0=normal:128"))
+    assert decide(fleet(worker("d1")), replace(QUERY, priority=priority), config).cache == cache
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "limit"),
+    [
+        ("max_tokens", -1, "must be at least 0"),
+        ("max_chunk_tokens", -1, "must be at least 0"),
+        ("max_seconds", -0.5, "must be at least 0"),
+        ("max_seconds", float("inf"), "must be finite"),
+        ("max_seconds", float("nan"), "must be at least 0"),
+        *(
+            ("cache_classes", (entry,), "must hold entries PRIORITY=CLASS .*CLASS one of none, normal, keep")
+            for entry in ("0=forever", "high=keep", "keep", "0=keep:", "0=keep:-1", "0=keep:all")
+        ),
+    ],
+)
+def test_a_setting_that_means_nothing_is_refused_by_name(key: str, value: object, limit: str) -> None:
+    with pytest.raises(ConfigError, match=f"^planner.{key} .*{limit}"):
+        replace(CONFIG, **{key: value})
 
 
 def test_both_kinds_are_ranked_by_held_blocks() -> None:

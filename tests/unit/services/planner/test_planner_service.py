@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -50,8 +51,8 @@ class Registry:
         return self.records
 
 
-def planner(registry: Registry, clock: ManualClock) -> Planner:
-    return Planner(registry, PlannerConfig(), meter=SilentMeter(), clock=clock, noise=lambda: 0.0)
+def planner(registry: Registry, clock: ManualClock, config: PlannerConfig | None = None) -> Planner:
+    return Planner(registry, config or PlannerConfig(), meter=SilentMeter(), clock=clock, noise=lambda: 0.0)
 
 
 def test_spreads_by_its_own_decisions_and_forgets_them_in_time() -> None:
@@ -62,6 +63,17 @@ def test_spreads_by_its_own_decisions_and_forgets_them_in_time() -> None:
         chosen = [(await made.plan(QUERY)).decode[0].worker_id for _ in range(6)]
         assert sorted(chosen) == ["a", "a", "a", "b", "b", "b"]
         assert chosen[0] != chosen[1]
+
+    asyncio.run(run())
+
+
+def test_counts_a_request_as_no_longer_than_its_plan_allows() -> None:
+    async def run() -> None:
+        made = planner(Registry("a", "b"), ManualClock(), PlannerConfig(max_tokens=10))
+        await made.refresh()
+        endless, short = replace(QUERY, max_tokens=100_000), replace(QUERY, max_tokens=10)
+        chosen = [(await made.plan(query)).decode[0].worker_id for query in (endless, short, short, short)]
+        assert sorted(chosen) == ["a", "a", "b", "b"]
 
     asyncio.run(run())
 
