@@ -38,7 +38,7 @@ class AdminWorld:
     served: tuple[str, ...] | None = ("m", "big")
 
     def __post_init__(self) -> None:
-        self.records, self.refusals = MemoryRecords(), MemoryRefusals()
+        self.records, self.refusals = MemoryRecords(self.clock), MemoryRefusals()
         self.quota = MemoryQuota(self.clock)
         self.secret = ServerSecret("0" * 64)
         self.admin = Admin(

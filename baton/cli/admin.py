@@ -44,10 +44,16 @@ def add(commands: Commands, name: str, help: str, work: Work) -> argparse.Argume
     return parser
 
 
-def add_write(commands: Commands, name: str, help: str, work: Work) -> argparse.ArgumentParser:
-    """A command that changes something."""
-    parser = add(commands, name, help, work)
+def add_change(commands: Commands, name: str, help: str, work: Work) -> argparse.ArgumentParser:
+    """A command that changes a record that is there."""
+    parser = add_write(commands, name, help, work)
     parser.add_argument("--if-match", metavar="ETAG", default=ANY_ETAG, help="only if the record still has this etag")
+    return parser
+
+
+def add_write(commands: Commands, name: str, help: str, work: Work) -> argparse.ArgumentParser:
+    """A command that writes."""
+    parser = add(commands, name, help, work)
     parser.add_argument("--dry-run", action="store_true", help="check everything, change nothing")
     parser.add_argument("--request-id", help="repeat a call without doing it twice; a new one without it")
     return parser
@@ -74,7 +80,7 @@ async def _client(arguments: argparse.Namespace) -> AsyncIterator[AdminClient]:
 
 def options(arguments: argparse.Namespace) -> WriteOptions:
     request_id = arguments.request_id or RandomIds().request_id()
-    return WriteOptions(arguments.if_match, request_id, arguments.dry_run)
+    return WriteOptions(getattr(arguments, "if_match", ""), request_id, arguments.dry_run)
 
 
 def name_of(field: str, text: str, *kinds: RecordKind) -> ResourceName:

@@ -17,7 +17,7 @@ from baton.cli.admin import (
     ANY_ETAG,
     NONE,
     add,
-    add_write,
+    add_change,
     limit,
     moment,
     name_of,
@@ -64,7 +64,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def _add_quota(actions: Commands) -> None:
-    change = add_write(actions, "set", "change the limits that are named; none lifts one", _set)
+    change = add_change(actions, "set", "change the limits that are named; none lifts one", _set)
     change.add_argument("name", metavar="NAME", type=text, help=NAME)
     change.add_argument("--model", type=text, default="", help="for requests of this model only")
     for name in _LIMITS:

@@ -7,6 +7,7 @@ from typing import Any
 
 from baton.cli.admin import (
     add,
+    add_change,
     add_write,
     moment,
     name_of,
@@ -48,8 +49,8 @@ def add_commands(commands: Commands) -> None:
 
 def _add_tenant(actions: Commands) -> None:
     create = add_write(actions, "create", "make an organization or a tenant", _create)
-    update = add_write(actions, "update", "change the fields that are named", _update)
-    delete = add_write(actions, "delete", "take no new requests; those in progress end and are charged", _delete)
+    update = add_change(actions, "update", "change the fields that are named", _update)
+    delete = add_change(actions, "delete", "take no new requests; those in progress end and are charged", _delete)
     for parser in (create, update, delete, add(actions, "get", "show one", _get)):
         parser.add_argument("name", metavar="NAME", type=text, help=NAME)
     for parser in (create, update):
@@ -73,10 +74,10 @@ def _add_tenant_fields(parser: argparse.ArgumentParser) -> None:
 def _add_key(actions: Commands) -> None:
     create = add_write(actions, "create", "issue a key; it is shown once", _issue)
     create.add_argument("name", metavar="NAME", type=text, help=f"{KEY_NAME}; without KEY an id is made up")
-    rotate = add_write(actions, "rotate", "issue a successor; the key ends after the overlap", _rotate)
+    rotate = add_change(actions, "rotate", "issue a successor; the key ends after the overlap", _rotate)
     rotate.add_argument("--overlap", type=float, default=3600.0, metavar="SECONDS", help="3600 without it")
     rotate.add_argument("--successor", type=text, default="", metavar="KEY", help="id of the new key")
-    update = add_write(actions, "update", "change the fields that are named", _update)
+    update = add_change(actions, "update", "change the fields that are named", _update)
     for parser in (create, update):
         _add_key_fields(parser)
     for parser in (create, rotate):
@@ -84,8 +85,8 @@ def _add_key(actions: Commands) -> None:
     for parser in (
         rotate,
         update,
-        add_write(actions, "revoke", "refuse a key from now on", _revoke),
-        add_write(actions, "delete", "forget a key", _delete),
+        add_change(actions, "revoke", "refuse a key from now on", _revoke),
+        add_change(actions, "delete", "forget a key", _delete),
         add(actions, "get", "show one", _get),
     ):
         parser.add_argument("name", metavar="NAME", type=text, help=KEY_NAME)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import time
 from bisect import bisect_right
 from collections.abc import Sequence
 from importlib import resources
@@ -12,6 +11,7 @@ from typing import Any, cast
 
 from redis.asyncio import Redis
 
+from baton.core.clock import Clock
 from baton.core.errors import AlreadyExists, BatonError, Conflict, InvalidRequest, NotFound
 from baton.core.tenancy import check_key, check_organisation, check_tenant
 from baton.core.types import (
@@ -116,8 +116,9 @@ class RedisRecords(RedisTenancy):
 class MemoryRecords(MemoryTenancy):
     """The twin of ``RedisRecords`` for one process; it remembers request ids for ever."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
         super().__init__()
+        self._clock = clock
         self._names: dict[ResourceName, list[str]] = {}
         self._answers: dict[tuple[str, str], str] = {}
         self._log: list[AuditEntry] = []
@@ -172,7 +173,9 @@ class MemoryRecords(MemoryTenancy):
 
     def _note(self, commit: Commit, resource: str, before: str, after: str) -> None:
         entry_id = f"{len(self._log):013d}-0"
-        entry = AuditEntry(entry_id, time.time(), commit.actor, commit.action, resource, before, after, commit.request)
+        entry = AuditEntry(
+            entry_id, self._clock.wall(), commit.actor, commit.action, resource, before, after, commit.request
+        )
         self._log.append(entry)
 
 

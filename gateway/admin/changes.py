@@ -126,9 +126,9 @@ class AdminChanges:
         self, name: ResourceName, record: KeyRecord, options: WriteOptions, caller: Account
     ) -> IssuedKey:
         """``name`` without a key: an id is made up."""
-        name = name if name.key else name.child(f"{name.tenant[:40]}-{secrets.token_hex(4)}".replace(".", "-"))
+        asked, name = name.key, name if name.key else _with_id(name)
         check_writes(caller, name, "issuing a key")
-        call = Call.of(caller, "create key", name.parent, options, record)
+        call = Call.of(caller, "create key", name.parent, options, record, asked)
         if (done := await self._repeated(call)) is not None:
             return _told_before(name.parent, done)
         fresh = replace(record, id=name.key, tenant=name.tenant, created_at=self._now(), revoked_at=None)
@@ -137,14 +137,16 @@ class AdminChanges:
         self._check(issued, None)
         await find(self._parts.records, name.parent)  # the tenant may belong to another organisation
         done = await self._done(call, call.commit(RecordChange(name, "", None, issued), parents=_parents(name)))
+        if done.repeated:
+            return _told_before(name.parent, done)
         return _issued(name, done, shown, validate_only=options.validate_only)
 
     async def rotate_key(
         self, name: ResourceName, successor: str, overlap: float, options: WriteOptions, caller: Account
     ) -> IssuedKey:
         check_writes(caller, name, "rotating a key")
-        successor = successor or f"{name.key[:48]}-{secrets.token_hex(4)}"
-        call = Call.of(caller, "rotate key", name, options, overlap)
+        call = Call.of(caller, "rotate key", name, options, overlap, successor)
+        successor = successor or _with_id(name.parent).key
         shown = ""
 
         async def made(current: Versioned) -> Commit:
@@ -305,6 +307,11 @@ def _parents(name: ResourceName) -> tuple[ResourceName, ...]:
     return (name.parent,) if name.parent.organisation else ()
 
 
+def _with_id(tenant: ResourceName) -> ResourceName:
+    """A key of this tenant whose id nobody has; ids hold no dot."""
+    return tenant.child(f"{tenant.tenant[:40]}-{secrets.token_hex(4)}".replace(".", "-"))
+
+
 def _key(found: Versioned) -> KeyRecord:
     if not isinstance(found.record, KeyRecord):
         raise InvalidRequest.out_of_range("name", repr(str(found.name)), "must name a key")
@@ -318,7 +325,7 @@ def _answer(name: ResourceName, done: Committed) -> Versioned:
 
 
 def _issued(name: ResourceName, done: Committed, shown: str, *, validate_only: bool) -> IssuedKey:
-    return IssuedKey(_answer(name, done), "" if validate_only or done.repeated else shown)
+    return IssuedKey(_answer(name, done), "" if validate_only else shown)
 
 
 def _told_before(tenant: ResourceName, done: Committed) -> IssuedKey:

@@ -12,8 +12,11 @@ from dataclasses import dataclass, replace
 import pytest
 
 from baton.core.admin_api import RecordsApi, RefusalsApi
+from baton.core.clock import SystemClock
 from baton.core.errors import AlreadyExists, Conflict, InvalidRequest, NotFound
 from baton.core.types import (
+    ANY_ETAG,
+    Account,
     AdminRole,
     Commit,
     Committed,
@@ -27,13 +30,23 @@ from baton.core.types import (
     RefusalNote,
     ResourceName,
     Tenant,
+    WriteOptions,
 )
 from baton.state.audited_records import MemoryRecords, RedisRecords
 from baton.state.config import StateConfig
+from baton.state.quota.memory import MemoryQuota
 from baton.state.redis_client import connect
 from baton.state.refusals import KEPT, MemoryRefusals, RedisRefusals
+from gateway.admin.parts import AdminParts
+from gateway.admin.service import Admin
+from gateway.credentials import ServerSecret
 
 ROOT = ResourceName()
+ROOT_CALLER = Account(
+    Organisation("platform"),
+    Tenant("platform", "platform"),
+    KeyRecord("root", "platform", "", "", role=AdminRole.PLATFORM_ADMIN),
+)
 ORGANISATION = Organisation("umbrella")
 TENANT = Tenant("acme", "umbrella")
 KEY = KeyRecord("k1", "acme", "k1.abcd", "ff00", 1.5, role=AdminRole.VIEWER)
@@ -67,7 +80,7 @@ def in_each_store(request: pytest.FixtureRequest) -> Callable[[Body], None]:
     def run(body: Body) -> None:
         async def main() -> None:
             if request.param == "memory":
-                await body(Stores(MemoryRecords(), MemoryRefusals()))
+                await body(Stores(MemoryRecords(SystemClock()), MemoryRefusals()))
                 return
             url = request.getfixturevalue("quota_server")
             config = StateConfig(url, "secret", timeout_ms=5_000, namespace=f"test-{os.urandom(4).hex()}")
@@ -208,6 +221,38 @@ def test_of_racing_writers_one_wins(in_each_store: InStores) -> None:
 
         assert sum(await asyncio.gather(*map(write, range(20)))) == 1
         assert len(await stores.records.audit("", 100)) == 4
+
+    in_each_store(body)
+
+
+def admin_over(stores: Stores) -> Admin:
+    clock = SystemClock()
+    quota, secret = MemoryQuota(clock), ServerSecret("0" * 64)
+    return Admin(AdminParts(stores.records, quota, quota, stores.refusals, secret, clock, lambda: None))
+
+
+def test_writers_that_take_whichever_etag_lose_no_field_of_each_other(in_each_store: InStores) -> None:
+    async def body(stores: Stores) -> None:
+        await stores.make()
+        admin, metrics = admin_over(stores), ("concurrency", "tokens_per_day", "tokens_per_month")
+        given = Tenant("", "", limits=Limits(**dict.fromkeys(metrics, 7)))
+        options = WriteOptions(ANY_ETAG)
+        await asyncio.gather(*(admin.update(ACME, given, [f"limits.{name}"], options, ROOT_CALLER) for name in metrics))
+        assert (await admin.get(ACME, ROOT_CALLER)).record.limits == given.limits
+
+    in_each_store(body)
+
+
+def test_calls_that_race_with_one_request_id_are_one_change(in_each_store: InStores) -> None:
+    async def body(stores: Stores) -> None:
+        await stores.make()
+        admin, once = admin_over(stores), WriteOptions(request_id="r1")
+        issued = await asyncio.gather(
+            *(admin.issue_key(ACME, KeyRecord("", "", "", ""), once, ROOT_CALLER) for _ in range(10))
+        )
+        assert len({answer.key.name for answer in issued}) == 1
+        assert sum(bool(answer.secret) for answer in issued) == 1
+        assert len(await stores.records.names(ACME, "", 10)) == 2
 
     in_each_store(body)
 

@@ -13,6 +13,7 @@ from baton.cli.admin import limit, moment, name_of, names, show
 from baton.cli.local_tenant import make_local_tenant
 from baton.cli.main import build_parser
 from baton.cli.quota_commands import _difference, _harmless, _money, _with_rule
+from baton.core.clock import SystemClock
 from baton.core.errors import InvalidRequest
 from baton.core.types import Commit, Limits, ModelLimits, RecordChange, RecordKind, ResourceName, Tenant
 from baton.state.audited_records import MemoryRecords
@@ -118,7 +119,7 @@ def test_what_the_admin_commands_refuse(words: str, said: str, capsys: pytest.Ca
 
 def test_the_local_tenant_is_made_once_and_kept_as_it_is() -> None:
     async def body() -> None:
-        records = MemoryRecords()
+        records = MemoryRecords(SystemClock())
         await make_local_tenant(records)
         found = await records.tenant("local")
         assert found is not None and found[0] == Tenant("local", "local")

@@ -187,6 +187,36 @@ def test_a_repeated_issue_makes_one_key_and_tells_its_secret_once() -> None:
     in_world(body)
 
 
+def test_a_call_that_lost_the_race_against_its_own_repetition_gets_the_winners_answer() -> None:
+    """Both looked for an earlier call before either was done."""
+
+    async def body(world: AdminWorld) -> None:
+        async def nothing(actor: str, request: str) -> None:
+            return None
+
+        world.records.committed = nothing  # type: ignore[method-assign,assignment]
+        once = WriteOptions(ANY_ETAG, request_id="r1")
+        first, again = [
+            await world.admin.issue_key(ACME, KeyRecord("", "", "", ""), once, world.root) for _ in range(2)
+        ]
+        assert again.key == first.key and (bool(first.secret), again.secret) == (True, "")
+        twice = WriteOptions(ANY_ETAG, request_id="r2")
+        first, again = [await world.admin.rotate_key(first.key.name, "", 9.0, twice, world.root) for _ in range(2)]
+        assert again.key == first.key and (bool(first.secret), again.secret) == (True, "")
+
+    in_world(body)
+
+
+def test_a_request_id_stands_for_one_key_id() -> None:
+    async def body(world: AdminWorld) -> None:
+        once = WriteOptions(request_id="r1")
+        await world.admin.issue_key(ACME.child("k1"), KeyRecord("", "", "", ""), once, world.root)
+        with pytest.raises(InvalidRequest, match="another call"):
+            await world.admin.issue_key(ACME.child("k2"), KeyRecord("", "", "", ""), once, world.root)
+
+    in_world(body)
+
+
 def test_keys_are_issued_rotated_with_overlap_and_revoked() -> None:
     async def body(world: AdminWorld) -> None:
         admin, root, records = world.admin, world.root, world.records

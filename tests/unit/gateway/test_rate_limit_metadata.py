@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
+from typing import cast
 
 import grpc
 import grpc.aio
@@ -33,8 +35,8 @@ async def asked(fleet: Fleet) -> tuple[dict[str, str], grpc.aio.AioRpcError | No
             async for _ in call:
                 pass
         except grpc.aio.AioRpcError as error:
-            return {str(key): str(value) for key, value in error.trailing_metadata() or ()}, error
-        return {str(key): str(value) for key, value in told or ()}, None
+            return dict(cast("Iterable[tuple[str, str]]", error.trailing_metadata() or ())), error
+        return dict(cast("Iterable[tuple[str, str]]", told or ())), None
 
 
 def test_an_answer_begins_with_what_is_left() -> None:
