@@ -235,7 +235,7 @@ def test_writers_that_take_whichever_etag_lose_no_field_of_each_other(in_each_st
     async def body(stores: Stores) -> None:
         await stores.make()
         admin, metrics = admin_over(stores), ("concurrency", "tokens_per_day", "tokens_per_month")
-        given = Tenant("", "", limits=Limits(**dict.fromkeys(metrics, 7)))
+        given = Tenant("", "", limits=Limits(concurrency=7, tokens_per_day=7, tokens_per_month=7))
         options = WriteOptions(ANY_ETAG)
         await asyncio.gather(*(admin.update(ACME, given, [f"limits.{name}"], options, ROOT_CALLER) for name in metrics))
         assert (await admin.get(ACME, ROOT_CALLER)).record.limits == given.limits

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -196,12 +197,12 @@ def test_a_call_that_lost_the_race_against_its_own_repetition_gets_the_winners_a
 
         world.records.committed = nothing  # type: ignore[method-assign,assignment]
         once = WriteOptions(ANY_ETAG, request_id="r1")
-        first, again = [
-            await world.admin.issue_key(ACME, KeyRecord("", "", "", ""), once, world.root) for _ in range(2)
-        ]
+        issue = partial(world.admin.issue_key, ACME, KeyRecord("", "", "", ""), once, world.root)
+        first, again = await issue(), await issue()
         assert again.key == first.key and (bool(first.secret), again.secret) == (True, "")
         twice = WriteOptions(ANY_ETAG, request_id="r2")
-        first, again = [await world.admin.rotate_key(first.key.name, "", 9.0, twice, world.root) for _ in range(2)]
+        rotate = partial(world.admin.rotate_key, first.key.name, "", 9.0, twice, world.root)
+        first, again = await rotate(), await rotate()
         assert again.key == first.key and (bool(first.secret), again.secret) == (True, "")
 
     in_world(body)
