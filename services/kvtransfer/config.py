@@ -24,7 +24,7 @@ class KvTransferConfig(ProcessConfig):
 
     SECTION: ClassVar[str] = "kvtransfer"
 
-    # That may be used, where both workers have them. "cuda-ipc" and "nccl" have been shown on stand-ins of GPUs only, so
+    # That may be used, where both workers have them. "cuda-ipc" and "nccl" have been shown on stand-ins of GPUs only:
     # whoever wants them names them.
     transports: tuple[str, ...] = ("shm", "tcp")
     transport_rest_seconds: float = 30.0  # how long one that failed towards a peer is left alone
