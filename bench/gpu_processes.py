@@ -1,4 +1,4 @@
-"""Processes that each see one GPU, told by name what to do: for benchmarks of copies between them."""
+"""Processes that each see one GPU, told by name what to do: for benchmarks and tests of copies between them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 START_SECONDS = 300.0  # it may have to compile kernels
@@ -19,7 +20,8 @@ Deeds = Mapping[str, Callable[..., Any]]
 class GpuProcess:
     """Made by ``gpu_process``. ``begin`` and ``answer`` apart: two processes can be busy at once."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, process: BaseProcess, connection: Connection) -> None:
+        self._process = process
         self._connection = connection
 
     def begin(self, name: str, *arguments: object) -> None:
@@ -38,6 +40,11 @@ class GpuProcess:
         self.begin(name, *arguments)
         return self.answer()
 
+    def kill(self) -> None:
+        """End it by SIGKILL, whatever it does."""
+        self._process.kill()
+        self._process.join()
+
 
 @contextmanager
 def gpu_process(gpu: int, make: Callable[[], Deeds]) -> Iterator[GpuProcess]:
@@ -48,7 +55,7 @@ def gpu_process(gpu: int, make: Callable[[], Deeds]) -> Iterator[GpuProcess]:
     process.start()
     theirs.close()
     try:
-        other = GpuProcess(ours)
+        other = GpuProcess(process, ours)
         other.answer(START_SECONDS)
         yield other
     finally:

@@ -46,7 +46,7 @@ from bench.transfer_peer import Peer, peer, request_of
 from services.kvtransfer.config import KvTransferConfig
 from services.kvtransfer.sender import KvSender
 from services.kvtransfer.transport import TransportName
-from services.kvtransfer.ways import ways
+from services.kvtransfer.transports import open_transports
 
 COMMAND = "baton bench transfer"
 EPOCH = 1
@@ -251,7 +251,7 @@ def senders_of(
     channel = open_channel(other.address)
     stack.push_async_callback(channel.close)
     client = KvReceiverClient(channel)
-    transports = stack.enter_context(ways(engine, "sender", EPOCH, kvtransfer))
+    transports = stack.enter_context(open_transports(engine, "sender", EPOCH, kvtransfer))
     return {
         way.name.value: KvSender(
             dataclasses.replace(transports.hello, transports=(way.name.value,)),

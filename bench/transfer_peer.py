@@ -28,7 +28,7 @@ from baton.rpc.serving import ServerPolicy, serve
 from bench.bare_grpc import bare_server
 from services.kvtransfer.config import KvTransferConfig
 from services.kvtransfer.receiver import KvReceiver
-from services.kvtransfer.ways import ways
+from services.kvtransfer.transports import open_transports
 
 EPOCH = 2
 ATTEMPT = Attempt(0, 1)
@@ -97,7 +97,7 @@ async def peer(
 async def _serve(engine_config: EngineConfig, config: KvTransferConfig) -> None:
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(spawn_engine(engine_config))
-        transports = stack.enter_context(ways(engine, RECEIVER, EPOCH, config))
+        transports = stack.enter_context(open_transports(engine, RECEIVER, EPOCH, config))
         receiver = KvReceiver(
             transports.answer, RECEIVER, *transports.incoming, meter=SilentMeter(), clock=SystemClock()
         )

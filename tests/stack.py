@@ -42,7 +42,7 @@ from gateway.relay import RelayPolicy
 from gateway.service import Gateway, GatewayPolicy
 from services.kvtransfer.config import KvTransferConfig
 from services.kvtransfer.tier_peer import NoTier, Tiers
-from services.kvtransfer.ways import ways
+from services.kvtransfer.transports import open_transports
 from services.planner.config import PlannerConfig
 from services.planner.service import Planner
 from services.worker.parts import build_parts
@@ -119,7 +119,7 @@ class Stack:
             me,
             receivers=self.joined.receiver,
             prefill_peers=self.joined.prefill,
-            ways=life.enter_context(ways(engine, worker_id, me.epoch, kvtransfer)),
+            transports=life.enter_context(open_transports(engine, worker_id, me.epoch, kvtransfer)),
             kvtransfer=kvtransfer,
             meter=SilentMeter(),
             clock=SystemClock(),

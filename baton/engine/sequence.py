@@ -130,16 +130,18 @@ class Sequence:
             growth = min(self.request.stop.max_tokens - self.output_tokens, growth_window)
         return -(-(len(self.context) + growth) // self.block_size)
 
+    @property
+    def _sharable_blocks(self) -> int:
+        """Prompt log-probabilities need the logits of every row, so nothing is shared while they are still owed."""
+        owes_all = self.request.prompt_logprobs is not None and not self.delivered
+        return 0 if owes_all else (len(self.context) - 1) // self.block_size
+
     def sharable_hashes(self) -> Iterator[bytes]:
         """Names of the blocks that may come from the prefix cache: never the last token, whose logits are needed.
 
-        Computed as they are asked for: who finds nothing under the first name needs no other. Prompt log-probabilities
-        need the logits of every row, so nothing is shared while they are still owed.
+        Computed as they are asked for: who finds nothing under the first name needs no other.
         """
-        if self.request.prompt_logprobs is not None and not self.delivered:
-            return
-        for index in range((len(self.context) - 1) // self.block_size):
-            yield self._hash(index)
+        return map(self._hash, range(self._sharable_blocks))
 
     def give_blocks(self, allocation: Allocation) -> None:
         self.blocks = allocation.blocks
@@ -262,7 +264,7 @@ class Sequence:
     def import_prefix(self, block_count: int) -> Iterable[tuple[int, bytes, CacheClass]]:
         """The first ``block_count`` blocks were written and verified: the rest is computed on top of them. Returns what
         ``advance`` does. TransferRejected unless they hold more than is computed already, and less than the context."""
-        most = sum(1 for _ in self.sharable_hashes())
+        most = self._sharable_blocks
         if not self.hits < block_count <= most:
             raise TransferRejected(f"imported blocks: must be between {self.hits + 1} and {most}, got {block_count}")
         self.hits = block_count

@@ -15,8 +15,3 @@ def critical_blocks(blocks: FilledBlocks, block_size: int) -> bytes:
         return b"\1" * blocks.block_count
     is_last = blocks.tokens < (blocks.first_block + blocks.block_count) * block_size
     return bytes(blocks.block_count - 1) + bytes([is_last])
-
-
-def filled_slots_of(blocks: FilledBlocks, block_size: int) -> int:
-    """Token slots in use of the last block."""
-    return blocks.tokens - (blocks.first_block + blocks.block_count - 1) * block_size

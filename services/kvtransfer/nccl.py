@@ -22,7 +22,7 @@ from baton.core.types import FilledBlocks, KvChunk, KvHandshake, KvSource, Ticke
 from baton.engine.digest import are_strong
 from baton.engine.links import RECEIVER, SENDER
 from services.kvtransfer.config import ChecksumPolicy, KvTransferConfig
-from services.kvtransfer.critical import critical_blocks, filled_slots_of
+from services.kvtransfer.critical import critical_blocks
 from services.kvtransfer.transport import TransportName, require_checksums, require_equal
 
 MAX_LINKS = 16  # of one worker each way: a link holds GPU memory
@@ -94,7 +94,7 @@ class NcclOutgoing:
         number = link.messages
         link.messages += 1
         first, count = blocks.first_block, blocks.block_count
-        strong, filled = critical_blocks(blocks, self._block_size), filled_slots_of(blocks, self._block_size)
+        strong, filled = critical_blocks(blocks, self._block_size), blocks.filled_slots(self._block_size)
         checksums = await run.send_blocks(first, link.number, number, filled, strong)
         source = KvSource(self._epoch, (), self.name, link.number, number, link.invitation)
         return KvChunk(ticket, first, count, b"", checksums, source)

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 class KvSender:
     """Ships blocks to the receivers that tickets name. ``receivers`` gives the receiver's API for a ticket,
-    ``transports`` are the ways that there are from here, best first."""
+    ``transports``: those that there are from here, best first."""
 
     def __init__(
         self,
@@ -169,15 +169,9 @@ class KvSender:
                 count = min(at_first, most)
                 first, stop = max(blocks.first_block, skip_blocks), blocks.first_block + blocks.block_count
                 while first < stop:
-                    whole = FilledBlocks(first, min(count, stop - first), blocks.tokens)
-                    yield self._cut(whole)
+                    yield blocks.part(first, min(count, stop - first), self._identity.format.block_size)
                     first += count
                     count = min(2 * count, most)
-
-    def _cut(self, blocks: FilledBlocks) -> FilledBlocks:
-        """With no more tokens than its blocks hold."""
-        end = (blocks.first_block + blocks.block_count) * self._identity.format.block_size
-        return FilledBlocks(blocks.first_block, blocks.block_count, min(blocks.tokens, end))
 
     def _most_blocks(self, transport: Outgoing) -> int:
         return self._blocks_of(self._config.most_bytes(transport.name))
@@ -217,8 +211,7 @@ def _pieces(blocks: FilledBlocks, most: int, block_size: int) -> Iterator[Filled
     """The same blocks, ``most`` at a time."""
     stop = blocks.first_block + blocks.block_count
     for first in range(blocks.first_block, stop, most):
-        count = min(most, stop - first)
-        yield FilledBlocks(first, count, min(blocks.tokens, (first + count) * block_size))
+        yield blocks.part(first, min(most, stop - first), block_size)
 
 
 def _cause(failures: ExceptionGroup[Exception]) -> Exception:

@@ -35,8 +35,7 @@ class TcpOutgoing:
 
     async def chunk(self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks) -> KvChunk:
         first, count, layout = blocks.first_block, blocks.block_count, self._layout
-        filled = blocks.tokens - (first + count - 1) * layout.block_size
-        payload = pack(await self._read(run, first, count), layout, filled)
+        payload = pack(await self._read(run, first, count), layout, blocks.filled_slots(layout.block_size))
         checksums: tuple[bytes, ...] = ()
         if self._checksums is not ChecksumPolicy.OFF:
             checksums = block_checksums(payload, first, count, layout.block_bytes)

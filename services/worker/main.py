@@ -29,7 +29,7 @@ from services.kvtransfer.config import KvTransferConfig
 from services.kvtransfer.handshake import identity
 from services.kvtransfer.offloader import Offloader
 from services.kvtransfer.tier_peer import RegisteredTier
-from services.kvtransfer.ways import Ways, ways
+from services.kvtransfer.transports import Transports, open_transports
 from services.process.config import WorkerConfig
 from services.process.main import run_service
 from services.process.process import ServiceProcess, service_process
@@ -60,7 +60,7 @@ async def serve(role: Role, section: Section[WorkerConfig], arguments: Arguments
         engine = await process.unless_stopped(loading)
         process.registration.describe(engine.card, lambda: engine.stats)
         kvtransfer = settings.fill(KVTRANSFER)
-        transports = stack.enter_context(ways(engine, process.id, process.epoch, kvtransfer, process.clock))
+        transports = stack.enter_context(open_transports(engine, process.id, process.epoch, kvtransfer, process.clock))
         tier = _tier(process, kvtransfer)
         parts = _parts(process, engine, transports, kvtransfer, tier)
         await process.unless_stopped(warm_up(parts))
@@ -104,7 +104,7 @@ def _offloader(
 def _parts(
     process: ServiceProcess,
     engine: EngineClient,
-    transports: Ways,
+    transports: Transports,
     kvtransfer: KvTransferConfig,
     tier: RegisteredTier,
 ) -> WorkerParts:
@@ -114,7 +114,7 @@ def _parts(
         Candidate(process.id, process.address, process.epoch),
         receivers=lambda ticket: KvReceiverClient(channels.get(ticket.receiver_address), limit),
         prefill_peers=lambda candidate: PrefillClient(channels.get(candidate.address)),
-        ways=transports,
+        transports=transports,
         kvtransfer=kvtransfer,
         meter=process.meter,
         clock=process.clock,

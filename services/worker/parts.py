@@ -16,8 +16,8 @@ from services.kvtransfer.fetcher import PrefixFetcher
 from services.kvtransfer.receiver import KvReceiver
 from services.kvtransfer.sender import KvSender
 from services.kvtransfer.tier_peer import NoTier, Tiers
+from services.kvtransfer.transports import Transports
 from services.kvtransfer.warm import WorkerWarmer
-from services.kvtransfer.ways import Ways
 from services.prefill.worker import PrefillWorker
 
 
@@ -37,7 +37,7 @@ def build_parts(
     *,
     receivers: Callable[[Ticket], KvReceiverApi],
     prefill_peers: Callable[[Candidate], PrefillApi],
-    ways: Ways,
+    transports: Transports,
     kvtransfer: KvTransferConfig,
     meter: Meter,
     clock: Clock,
@@ -46,7 +46,7 @@ def build_parts(
 ) -> WorkerParts:
     """``receivers`` and ``prefill_peers`` give the API of another worker; ``me`` is how others address this one.
 
-    ``ways``: the transports, open for as long as the parts are in use. Without ``tiers`` it uses no cache tier.
+    ``transports`` are open for as long as the parts are in use. Without ``tiers`` it uses no cache tier.
     """
     tiers = tiers or NoTier()
     economy = FetchEconomy(
@@ -63,8 +63,10 @@ def build_parts(
         meter=meter,
         clock=clock,
     )
-    receiver = KvReceiver(ways.answer, me.address, *ways.incoming, meter=meter, clock=clock)
-    sender = KvSender(ways.hello, receivers, ways.outgoing, config=kvtransfer, meter=meter, clock=clock, tracer=tracer)
+    receiver = KvReceiver(transports.answer, me.address, *transports.incoming, meter=meter, clock=clock)
+    sender = KvSender(
+        transports.hello, receivers, transports.outgoing, config=kvtransfer, meter=meter, clock=clock, tracer=tracer
+    )
     decode = DecodeWorker(
         engine,
         receiver,

@@ -6,16 +6,10 @@ copy from, and make again for itself to compare with.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
-from typing import Any
+from functools import partial
 
 import torch
 
@@ -24,11 +18,10 @@ from baton.engine.cuda.build import COPYING, build
 from baton.engine.cuda.copies import CudaCopies
 from baton.engine.cuda.library import CudaLibrary
 from baton.engine.device_copies import Copy, Span
-from tests.gates import GENEROUS_SECONDS
+from bench.gpu_processes import Deeds, GpuProcess, gpu_process
 
 TINY = KvFormat("float32", block_size=4, layers=3, kv_heads=2, head_dim=8)
 LLAMA_8B = KvFormat("bfloat16", block_size=16, layers=32, kv_heads=8, head_dim=128)
-START_SECONDS = 240.0  # the other process may have to compile, and to load torch
 
 
 def library() -> CudaLibrary:
@@ -65,74 +58,35 @@ def span(
 class Exporter:
     """The other process, by what it can be told."""
 
-    process: BaseProcess
-    commands: Connection
+    process: GpuProcess
     pool: DevicePool
 
-    def ask(self, name: str, *arguments: Any) -> Any:
-        self.commands.send((name, *arguments))
-        if not self.commands.poll(GENEROUS_SECONDS):
-            raise TimeoutError(name)
-        answer = self.commands.recv()
-        if isinstance(answer, str):
-            raise AssertionError(answer)
-        return answer
-
     def digests(self, blocks: Sequence[int], wanted: Span) -> list[bytes]:
-        return self.ask("digests", list(blocks), wanted)
+        return self.process.ask("digests", list(blocks), wanted)
 
     def flip(self, block: int, bit: int) -> None:
-        self.ask("flip", block, bit)
+        self.process.ask("flip", block, bit)
 
     def kill(self) -> None:
-        assert self.process.pid is not None
-        os.kill(self.process.pid, signal.SIGKILL)
-        self.process.join(GENEROUS_SECONDS)
-        assert self.process.exitcode == -signal.SIGKILL
+        self.process.kill()
 
 
 @contextmanager
 def exporter(layout: KvFormat, blocks: int, seed: int) -> Iterator[Exporter]:
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_export, args=(theirs, layout, blocks, seed), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        if not ours.poll(START_SECONDS):
-            raise TimeoutError("the other process does not start")
-        pool = ours.recv()
-        assert isinstance(pool, DevicePool), pool
-        yield Exporter(process, ours, pool)
-    finally:
-        ours.close()
-        process.join(5.0)
-        if process.exitcode is None:
-            process.kill()
-            process.join()
+    with gpu_process(0, partial(_deeds, layout, blocks, seed)) as process:
+        yield Exporter(process, process.ask("pool"))
 
 
-def _export(commands: Connection, layout: KvFormat, blocks: int, seed: int) -> None:
-    try:
-        pool = random_pool(layout, blocks, seed)
-        copies = copies_over(pool, layout)
-        commands.send(copies.pool)
-        while True:
-            name, *arguments = commands.recv()
-            commands.send(_obey(copies, pool, name, *arguments))
-    except EOFError:
-        return
-    except BaseException:
-        commands.send(traceback.format_exc())
-        raise
+def _deeds(layout: KvFormat, blocks: int, seed: int) -> Deeds:
+    pool = random_pool(layout, blocks, seed)
+    copies = copies_over(pool, layout)
 
+    def flip(block: int, bit: int) -> None:
+        pool[block, bit // 8] ^= 1 << bit % 8
+        torch.cuda.synchronize()
 
-def _obey(copies: CudaCopies, pool: torch.Tensor, name: str, *arguments: Any) -> Any:
-    if name == "digests":
-        blocks, wanted = arguments
-        return waited(copies.digest(blocks, wanted))
-    assert name == "flip"
-    block, bit = arguments
-    pool[block, bit // 8] ^= 1 << bit % 8
-    torch.cuda.synchronize()
-    return True
+    return {
+        "pool": lambda: copies.pool,
+        "digests": lambda blocks, wanted: waited(copies.digest(blocks, wanted)),
+        "flip": flip,
+    }

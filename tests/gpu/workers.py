@@ -21,7 +21,7 @@ from baton.engine.config import EngineConfig
 from services.kvtransfer.config import KvTransferConfig
 from services.kvtransfer.receiver import KvReceiver
 from services.kvtransfer.sender import KvSender
-from services.kvtransfer.ways import Ways, ways
+from services.kvtransfer.transports import Transports, open_transports
 from tests.gpu.gpu_engines import PLAIN
 
 ATTEMPT = Attempt(0, 1)
@@ -47,7 +47,7 @@ def prompt(length: int, salt: int = 0) -> TokenRequest:
 @dataclass
 class Worker:
     engine: EngineClient
-    transports: Ways
+    transports: Transports
     receiver: KvReceiver
     pid: int  # of the engine's process
 
@@ -61,7 +61,7 @@ async def worker(epoch: int, config: KvTransferConfig) -> AsyncIterator[Worker]:
         before = engine_pids()
         engine = await stack.enter_async_context(spawn_engine(engine_config()))
         [pid] = engine_pids() - before
-        transports = stack.enter_context(ways(engine, f"w{epoch}", epoch, config))
+        transports = stack.enter_context(open_transports(engine, f"w{epoch}", epoch, config))
         receiver = KvReceiver(
             transports.answer, f"w{epoch}", *transports.incoming, meter=SilentMeter(), clock=SystemClock()
         )

@@ -129,3 +129,11 @@ class FilledBlocks:
     first_block: int
     block_count: int
     tokens: int
+
+    def filled_slots(self, block_size: int) -> int:
+        """Token slots in use of the last block."""
+        return self.tokens - (self.first_block + self.block_count - 1) * block_size
+
+    def part(self, first: int, count: int, block_size: int) -> FilledBlocks:
+        """``count`` of the blocks from ordinal ``first`` on, and no more tokens than they hold."""
+        return FilledBlocks(first, count, min(self.tokens, (first + count) * block_size))

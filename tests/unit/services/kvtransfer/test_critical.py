@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from baton.core.types import FilledBlocks
-from services.kvtransfer.critical import critical_blocks, filled_slots_of
+from services.kvtransfer.critical import critical_blocks
 
 SIZE = 16
 
@@ -13,5 +13,5 @@ def test_the_first_chunk_and_a_partly_filled_last_block_are_critical() -> None:
 
 
 def test_the_filled_slots_of_the_last_block_are_counted() -> None:
-    assert filled_slots_of(FilledBlocks(3, 3, 96), SIZE) == 16
-    assert filled_slots_of(FilledBlocks(3, 3, 81), SIZE) == 1
+    assert FilledBlocks(3, 3, 96).filled_slots(SIZE) == 16
+    assert FilledBlocks(3, 3, 81).filled_slots(SIZE) == 1

@@ -17,11 +17,12 @@ from baton.engine.config import EngineConfig
 from baton.engine.digest import are_strong
 from baton.engine.process import fake_runner
 from services.kvtransfer.config import KvTransferConfig
-from services.kvtransfer.cuda_ipc import CudaIpc, cuda_ipc
+from services.kvtransfer.cuda_ipc import cuda_ipc
 from services.kvtransfer.door import GREETING, greeting, host_name
 from services.kvtransfer.handshake import identity
+from services.kvtransfer.mapped import MappedTransport
 from services.kvtransfer.transport import TransportName
-from services.kvtransfer.ways import ways
+from services.kvtransfer.transports import open_transports
 from tests.gates import GENEROUS_SECONDS
 
 CONFIG = EngineConfig(kv_blocks=32, block_size=4, fake_pool="device")
@@ -32,7 +33,7 @@ WHOLE = FilledBlocks(0, 6, 22)
 
 
 class Worker:
-    def __init__(self, engine: EngineClient, ipc: CudaIpc, epoch: int) -> None:
+    def __init__(self, engine: EngineClient, ipc: MappedTransport, epoch: int) -> None:
         self.engine = engine
         self.ipc = ipc
         self.hello = identity(f"w{epoch}", epoch, engine.card, transports=("cuda-ipc",), host=host_name())
@@ -102,7 +103,7 @@ def test_wrong_blocks_and_wrong_checksums_are_corrupt() -> None:
                 replace(chunk, source=replace(chunk.source, blocks=(b, a, *rest))),
                 replace(chunk, checksums=(chunk.checksums[0], flipped, *chunk.checksums[2:])),
             ):
-                with pytest.raises(CorruptTransfer, match="as copied"):
+                with pytest.raises(CorruptTransfer, match="as stored"):
                     await receiver.ipc.incoming.store(bad, reservation, tokens=22)
             for bad in (
                 replace(chunk, source=replace(chunk.source, blocks=(a, b))),
@@ -180,16 +181,16 @@ def test_a_greeting_that_is_not_whole_is_sent_away() -> None:
 def test_a_worker_s_transports_are_those_that_its_pool_has() -> None:
     async def main() -> None:
         async with threaded_engine(fake_runner(CONFIG), CONFIG) as engine:
-            with ways(engine, "w", 1, SETTINGS) as found:
+            with open_transports(engine, "w", 1, SETTINGS) as found:
                 assert found.hello.transports == ("cuda-ipc", "nccl", "tcp")
                 assert found.answer.door is not None
                 assert [each.name for each in found.incoming] == ["tcp", "cuda-ipc", "nccl"]
             only_shm = replace(SETTINGS, transports=("shm",))
-            with pytest.raises(ConfigError, match=r"kvtransfer\.transports"), ways(engine, "w", 1, only_shm):
+            with pytest.raises(ConfigError, match=r"kvtransfer\.transports"), open_transports(engine, "w", 1, only_shm):
                 pass
         on_host = replace(CONFIG, fake_pool="shared")
         async with threaded_engine(fake_runner(on_host), on_host) as engine:
-            with ways(engine, "w", 1, SETTINGS) as found:
+            with open_transports(engine, "w", 1, SETTINGS) as found:
                 assert found.hello.transports == ("shm", "tcp")
 
     asyncio.run(main())

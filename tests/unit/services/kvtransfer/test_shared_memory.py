@@ -21,7 +21,8 @@ from baton.engine.process import fake_runner
 from services.kvtransfer.config import KvTransferConfig
 from services.kvtransfer.door import GREETING, host_name
 from services.kvtransfer.handshake import identity
-from services.kvtransfer.shm import SharedMemory, shared_memory
+from services.kvtransfer.mapped import MappedTransport
+from services.kvtransfer.shm import shared_memory
 from tests.gates import GENEROUS_SECONDS
 
 CONFIG = EngineConfig(kv_blocks=32, block_size=4)
@@ -32,7 +33,7 @@ WHOLE = FilledBlocks(0, 3, 10)
 
 
 class Worker:
-    def __init__(self, engine: EngineClient, shared: SharedMemory, epoch: int) -> None:
+    def __init__(self, engine: EngineClient, shared: MappedTransport, epoch: int) -> None:
         self.engine = engine
         self.shared = shared
         self.hello = identity(f"w{epoch}", epoch, engine.card, transports=("shm", "tcp"), host=host_name())

@@ -23,7 +23,7 @@ from services.kvtransfer.transport import Incoming, Outgoing, TransportName
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
+class Transports:
     """``outgoing`` best first; of ``incoming`` there is always tcp, first; ``hello`` is what this worker says of
     itself, ``answer`` with the door at which it receives pools."""
 
@@ -38,9 +38,9 @@ class Ways:
 
 
 @contextmanager
-def ways(
+def open_transports(
     engine: EngineApi, worker_id: str, epoch: int, config: KvTransferConfig, clock: Clock | None = None
-) -> Iterator[Ways]:
+) -> Iterator[Transports]:
     """ConfigError when the configuration names transports of which this worker has none."""
     layout, checksums = engine.card.format, config.checksum_policy
     with ExitStack() as stack:
@@ -73,4 +73,4 @@ def ways(
         names = tuple(way.name.value for way in outgoing)
         hello = identity(worker_id, epoch, engine.card, names, host_name() if doors else "")
         taken = (TcpIncoming(layout, checksums, staged), *incoming)
-        yield Ways(tuple(outgoing), taken, hello, doors[0] if doors else None)
+        yield Transports(tuple(outgoing), taken, hello, doors[0] if doors else None)
