@@ -14,11 +14,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 
-from baton.core.api import QuotaApi
 from baton.core.background import background
 from baton.core.clock import Clock, Ids
 from baton.core.errors import BatonError, Overloaded, PeerUnavailable, QuotaExceeded, StateUnavailable
 from baton.core.telemetry import Meter
+from baton.core.tenancy_api import QuotaApi
 from baton.core.types import (
     NOTHING_DELIVERED,
     AwayPolicy,

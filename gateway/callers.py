@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from baton.core.api import TenancyApi
 from baton.core.errors import StateUnavailable, Unauthenticated
+from baton.core.tenancy_api import TenancyApi
 from baton.core.types import Account, Principal
 from gateway.accounts import Accounts
 from gateway.keys import KeyRing

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-from baton.core.api import TenancyApi
+from baton.core.tenancy_api import TenancyApi
 from baton.core.types import (
     Account,
     AuditEntry,

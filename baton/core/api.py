@@ -1,4 +1,5 @@
-"""The whole system on one page: what each part offers to the others.
+"""The whole system on one page: what each part offers to the others. (Tenants and quotas: ``tenancy_api``, and what
+administrators ask: ``admin_api``.)
 
 Each protocol is satisfied both by the domain class and by its gRPC client in ``baton.rpc``, so a test may join the
 parts with or without a wire. Every call raises only ``baton.core.errors``; cancelling a call is the abort.
@@ -11,37 +12,24 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from baton.core.types import (
-    Account,
     DecodeRequest,
-    Delivered,
     DevicePool,
     EngineStats,
     FilledBlocks,
     FirstToken,
     GenerateChunk,
     GenerateRequest,
-    KeyRecord,
     KvChunk,
     KvConfirmation,
     KvHandshake,
-    LeaseState,
-    LedgerEntry,
     ModelCard,
     ModelInfo,
-    Organisation,
     Plan,
     PlanQuery,
     PrefillRequest,
     PrefillResult,
     Principal,
     ProcessRecord,
-    Progress,
-    QuotaAlert,
-    QuotaBalance,
-    QuotaClaim,
-    QuotaGrant,
-    SettleOutcome,
-    Tenant,
     TierBlock,
     TierChanges,
     TokenChunk,
@@ -179,91 +167,6 @@ class RegistryApi(Protocol):
         ...
 
     async def processes(self) -> Sequence[ProcessRecord]: ...
-
-
-class TenancyApi(Protocol):
-    """Organisations, tenants and keys as everybody sees them. StateUnavailable within the budget of a call.
-
-    Every record has an etag that changes with it. A write names the etag that the writer saw ("" for a new record,
-    "*" for whichever) and returns the new one; Conflict when another write came first.
-    """
-
-    async def account(self, key_id: str) -> Account | None:
-        """A key with its tenant and organisation, all of one moment; None when one of them does not exist."""
-        ...
-
-    async def organisation(self, name: str) -> tuple[Organisation, str] | None:
-        """The record and its etag; None when there is none."""
-        ...
-
-    async def tenant(self, name: str) -> tuple[Tenant, str] | None: ...
-
-    async def key(self, key_id: str) -> tuple[KeyRecord, str] | None: ...
-
-    async def put_organisation(self, organisation: Organisation, etag: str) -> str: ...
-
-    async def put_tenant(self, tenant: Tenant, etag: str) -> str: ...
-
-    async def put_key(self, key: KeyRecord, etag: str) -> str: ...
-
-
-class QuotaApi(Protocol):
-    """The counters that all gateways share. A reservation is Open, then ends once: settled, released or expired.
-
-    Every call raises StateUnavailable within its budget.
-    """
-
-    async def reserve(self, claim: QuotaClaim) -> QuotaGrant:
-        """Debit every bucket of the claim, or none. QuotaExceeded explains each limit in the way; InvalidRequest when
-        another request of this id and another size is open."""
-        ...
-
-    async def renew(self, organisation: str, progress: Sequence[Progress], lease_seconds: float) -> list[LeaseState]:
-        """Extend leases and note what was delivered so far; the answers are in the order of ``progress``."""
-        ...
-
-    async def settle(self, claim: QuotaClaim, delivered: Delivered) -> SettleOutcome:
-        """Charge what was delivered, refund the rest, write the ledger. A claim without a reservation (served while
-        the counters were away, or lost with them) is charged as well."""
-        ...
-
-    async def release(self, claim: QuotaClaim) -> SettleOutcome:
-        """Give everything back: the request was not served, for a reason of ours. The burst refills by itself."""
-        ...
-
-    async def expire(self) -> int:
-        """End all reservations whose lease has ended, charged for their last progress; how many."""
-        ...
-
-    async def balances(self, account: Account, model: str) -> tuple[QuotaBalance, ...]:
-        """What the limits for requests of ``model`` stand at; they change nothing."""
-        ...
-
-
-class LedgerApi(Protocol):
-    """What was charged, append-only, written in one step with the counters. Ids grow; "" is before the first."""
-
-    async def entries(self, organisation: str, after: str = "", limit: int = 1000) -> Sequence[LedgerEntry]: ...
-
-    async def alerts(self, organisation: str) -> Sequence[QuotaAlert]:
-        """The latest alerts, oldest first; a bounded number is kept."""
-        ...
-
-    async def trim(self, organisation: str, through: str) -> None:
-        """Forget entries up to and with the id ``through``, once they are kept elsewhere."""
-        ...
-
-
-class LedgerSink(Protocol):
-    """Where a ledger is kept for good: a file, a warehouse. Entries come in order, the same ones perhaps again."""
-
-    async def latest(self, organisation: str) -> str:
-        """The id of the last entry that is kept; "" for none."""
-        ...
-
-    async def append(self, organisation: str, entries: Sequence[LedgerEntry]) -> None:
-        """Returns when they are kept."""
-        ...
 
 
 # --- the engine -------------------------------------------------------------------------------------------------------

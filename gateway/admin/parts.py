@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from baton.core.admin_api import RecordsApi, RefusalsApi
-from baton.core.api import LedgerApi, QuotaApi
 from baton.core.clock import Clock
 from baton.core.errors import NotFound
+from baton.core.tenancy_api import LedgerApi, QuotaApi
 from baton.core.types import RecordKind, ResourceName, Versioned
 from gateway.credentials import ServerSecret
 

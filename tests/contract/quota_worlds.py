@@ -16,8 +16,8 @@ import fakeredis.commands_mixins.server_mixin
 import fakeredis.model._stream
 import pytest
 
-from baton.core.api import LedgerApi, QuotaApi
 from baton.core.clock import ManualClock, SystemClock
+from baton.core.tenancy_api import LedgerApi, QuotaApi
 from baton.core.types import (
     FREE,
     UNLIMITED,

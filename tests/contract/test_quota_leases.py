@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from baton.core.api import QuotaApi
 from baton.core.clock import ManualClock
 from baton.core.errors import InvalidRequest, QuotaExceeded
+from baton.core.tenancy_api import QuotaApi
 from baton.core.types import Delivered, LeaseState, LedgerReason, Limits, Prices, Progress, SettleOutcome
 from baton.state.config import StateConfig
 from baton.state.quota.memory import MemoryQuota

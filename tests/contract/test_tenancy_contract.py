@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from baton.core.api import TenancyApi
 from baton.core.errors import Conflict, InvalidRequest, StateUnavailable
+from baton.core.tenancy_api import TenancyApi
 from baton.core.types import (
     Account,
     AwayPolicy,

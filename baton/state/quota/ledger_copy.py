@@ -13,8 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
-from baton.core.api import LedgerApi, LedgerSink
 from baton.core.tenancy import check_name
+from baton.core.tenancy_api import LedgerApi, LedgerSink
 from baton.core.types import LedgerEntry, LedgerReason
 
 PAGE = 1000

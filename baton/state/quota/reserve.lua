@@ -1,9 +1,9 @@
 -- Reserves what a claim needs in all its buckets, or nothing in any.
 --
 -- ARGV: prefix, member, owner, who, prices, input, output, lease (microseconds), kept (milliseconds), drawn, plan. The
--- plan is a JSON list of numbers: how many windows there are, their starts and ends, then, in the order of `drawn`, for a window its end,
--- its limit of tokens and the limit to warn of, and of a minute those of requests, input and output, too; for a flow
--- concurrency, burst and the burst's interval. -1: no limit.
+-- plan is a JSON list of numbers: how many windows there are, their starts and ends, then, in the order of `drawn`, for a
+-- window its end, its limit of tokens and the limit to warn of, and of a minute those of requests, input and output, too;
+-- for a flow concurrency, burst and the burst's interval. -1: no limit.
 --
 -- Answers {status, now, cost, counters...}: what would be or was debited, and the fields' values before, in the order of
 -- `drawn`. Status: granted, taken (an open reservation of the same request and size), refused, in_use (of another size),
