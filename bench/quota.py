@@ -33,6 +33,7 @@ import uvloop
 
 from baton.cli.terminal import say, table
 from baton.core.clock import RandomIds, SystemClock
+from baton.core.deadline import Deadline
 from baton.core.telemetry import SilentMeter
 from baton.core.types import Account, Delivered, KeyRecord, Limits, Organisation, QuotaClaim, Tenant
 from baton.state.config import StateConfig
@@ -159,7 +160,7 @@ async def frozen(url: str, pid: int, plan: QuotaPlan) -> dict[str, Any]:
 
         async def ask(claim: QuotaClaim) -> None:
             started = time.perf_counter()
-            async with admission.admitted(claim):
+            async with admission.admitted(claim, Deadline(None)):
                 waits.append((time.perf_counter() - started) * 1000)
 
         async with admission.running():

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 
 from baton.core.background import background
 from baton.core.clock import Clock, Ids
-from baton.core.errors import BatonError, Overloaded, PeerUnavailable, QuotaExceeded, StateUnavailable
+from baton.core.deadline import Deadline
+from baton.core.errors import BatonError, Cancelled, Overloaded, PeerUnavailable, QuotaExceeded, StateUnavailable
 from baton.core.telemetry import Meter
 from baton.core.tenancy_api import QuotaApi
 from baton.core.types import (
@@ -55,15 +56,14 @@ class AdmissionPolicy:
 
 
 class Grant:
-    """An admitted request. ``degraded``: the shared counters did not decide. ``superseded``: another gateway took the
-    request over, and will settle it."""
+    """An admitted request. ``degraded``: the shared counters did not decide. ``deadline``: that of the request."""
 
     def __init__(self, claim: QuotaClaim, balances: tuple[QuotaBalance, ...] = ()) -> None:
         self.claim = claim
         self.balances = balances
+        self.deadline = Deadline(None)
         self.local_claim: QuotaClaim | None = None
         self.degraded = False
-        self.superseded = False
         self.delivered = NOTHING_DELIVERED
 
     def note(self, delivered: Delivered) -> None:
@@ -72,6 +72,12 @@ class Grant:
 
     def progress(self) -> Progress:
         return Progress(self.claim.request_id, self.claim.account.tenant.name, self.claim.owner, self.delivered)
+
+    def end_superseded(self) -> None:
+        """Another gateway took the request over, and will settle it: what is streamed here is paid for by nobody."""
+        self.deadline.cut(
+            Cancelled(f"request {self.claim.request_id} was taken over by a later call, at another gateway")
+        )
 
 
 @dataclass(slots=True)
@@ -132,10 +138,11 @@ class Admission:
                 await self._reconcile()
 
     @asynccontextmanager
-    async def admitted(self, claim: QuotaClaim) -> AsyncIterator[Grant]:
+    async def admitted(self, claim: QuotaClaim, deadline: Deadline) -> AsyncIterator[Grant]:
         """Reserve, run the block, settle what its grant was told; ``owner`` and lease of the claim are filled in here.
 
         QuotaExceeded when a limit is in the way; StateUnavailable when nobody can tell and the policy is ``closed``.
+        When a later call takes the request over through another gateway, the next renewal cuts ``deadline``.
         The settlement goes on to its end even if the block was cancelled. A block that failed for want of capacity
         before anything was delivered is not charged at all.
         """
@@ -143,6 +150,7 @@ class Admission:
         owner = f"{self._name}-{self._admissions}"
         claim = replace(claim, owner=owner, lease_seconds=self._policy.lease_seconds)
         grant = await self._reserve(claim)
+        grant.deadline = deadline
         self._open[owner] = grant
         served = True
         try:
@@ -249,7 +257,8 @@ class Admission:
                 told = [grant.progress() for grant in grants]
                 states = await self._shared.renew(organisation, told, self._policy.lease_seconds)
             for grant, state in zip(grants, states, strict=True):
-                grant.superseded = grant.superseded or state is LeaseState.SUPERSEDED
+                if state is LeaseState.SUPERSEDED:
+                    grant.end_superseded()
 
     async def _expire(self) -> None:
         """Reservations of gateways that died. Each gateway looks; the first one finds."""

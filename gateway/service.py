@@ -84,7 +84,7 @@ class Gateway:
             deadline = Deadline.after(self._policy.default_timeout if request.timeout is None else request.timeout)
             async with self._parts.running.own(principal.tenant, request.request_id, deadline):
                 claim, choices = await self._prepared(request, principal, deadline)
-                async with self._admitted(claim) as grant, closing(fan_out(choices)) as chunks:
+                async with self._admitted(claim, deadline) as grant, closing(fan_out(choices)) as chunks:
                     delivery = Delivery(request, claim)
                     balances = enforced(grant.balances, claim.account)
                     async for chunk in chunks:
@@ -143,9 +143,9 @@ class Gateway:
         return tuple(name for name in self._parts.fleet.models if allows_model(principal.payer, name))
 
     @asynccontextmanager
-    async def _admitted(self, claim: QuotaClaim) -> AsyncIterator[Grant]:
+    async def _admitted(self, claim: QuotaClaim, deadline: Deadline) -> AsyncIterator[Grant]:
         try:
-            async with self._parts.admission.admitted(claim) as grant:
+            async with self._parts.admission.admitted(claim, deadline) as grant:
                 yield grant
         except QuotaExceeded as error:
             self._parts.refusals.note(claim, error)

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from baton.core.clock import RandomIds, SystemClock
+from baton.core.deadline import Deadline
 from baton.core.errors import QuotaExceeded
 from baton.core.telemetry import SilentMeter
 from baton.core.types import Account, Delivered, KeyRecord, LedgerReason, Limits, Organisation, QuotaClaim, Tenant
@@ -43,7 +44,7 @@ async def gateway(url: str) -> AsyncIterator[tuple[Admission, RedisLedger]]:
 async def serve(admission: Admission, name: str) -> str:
     """How it was admitted."""
     try:
-        async with admission.admitted(QuotaClaim(name, "", ACCOUNT, "m", 10, 40)) as grant:
+        async with admission.admitted(QuotaClaim(name, "", ACCOUNT, "m", 10, 40), Deadline(None)) as grant:
             grant.note(Delivered(10, 0, 10))
             return "degraded" if grant.degraded else "shared"
     except QuotaExceeded:
@@ -83,7 +84,7 @@ def test_requests_go_on_while_redis_is_frozen_and_are_accounted_for_afterwards()
 def test_a_redis_that_restarts_empty_forgets_reservations_and_charges_them_all_the_same() -> None:
     async def body(url: str) -> None:
         async with gateway(url) as (admission, ledger), connect(StateConfig(url, "secret", timeout_ms=5_000)) as client:
-            async with admission.admitted(QuotaClaim("a", "", ACCOUNT, "m", 10, 40)) as grant:
+            async with admission.admitted(QuotaClaim("a", "", ACCOUNT, "m", 10, 40), Deadline(None)) as grant:
                 grant.note(Delivered(10, 0, 10))
                 await client.flushall()
             (entry,) = await ledger.entries("umbrella")

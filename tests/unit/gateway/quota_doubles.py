@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from baton.core.clock import CountingIds, ManualClock
+from baton.core.deadline import Deadline
 from baton.core.errors import StateUnavailable
 from baton.core.telemetry import SilentMeter
 from baton.core.types import (
@@ -27,7 +28,7 @@ from baton.core.types import (
     Tenant,
 )
 from baton.state.quota.memory import MemoryQuota
-from gateway.admission import Admission, AdmissionPolicy
+from gateway.admission import Admission, AdmissionPolicy, Grant
 
 TURNS = 50  # of the event loop: enough for whatever is due to be done
 
@@ -108,6 +109,9 @@ class Gate:
             self.shared, self.local, clock=self.clock, ids=CountingIds(), meter=SilentMeter(), policy=policy
         )
 
+    def admitted(self, claim: QuotaClaim, deadline: Deadline | None = None) -> AbstractAsyncContextManager[Grant]:
+        return self.admission.admitted(claim, deadline or Deadline(None))
+
     async def pass_time(self, seconds: float) -> None:
         """Move the clock in small steps and let background work do what is due."""
         for _ in range(round(seconds * 2)):
@@ -119,7 +123,7 @@ class Gate:
         """Take Redis away, and let the gateway notice."""
         self.shared.is_away = True
         for number in range(3):
-            async with self.admission.admitted(claim(f"lost-{number}", tenant="nobody", away=AwayPolicy.OPEN)):
+            async with self.admitted(claim(f"lost-{number}", tenant="nobody", away=AwayPolicy.OPEN)):
                 pass
         assert self.admission.degraded
 

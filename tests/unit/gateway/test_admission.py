@@ -7,7 +7,8 @@ import logging
 
 import pytest
 
-from baton.core.errors import InvalidRequest, Overloaded, QuotaExceeded, StateUnavailable
+from baton.core.deadline import Deadline
+from baton.core.errors import Cancelled, InvalidRequest, Overloaded, QuotaExceeded, StateUnavailable
 from baton.core.types import AwayPolicy, Delivered, LedgerReason, Limits
 from gateway.admission import AdmissionPolicy
 from tests.unit.gateway.quota_doubles import TURNS, Gate, claim, gate
@@ -17,7 +18,7 @@ SOME = Delivered(10, 2, 7)
 
 async def serve(built: Gate, request_id: str, limits: Limits | None = None, delivered: Delivered = SOME) -> bool:
     """Whether it was degraded."""
-    async with built.admission.admitted(claim(request_id, limits)) as grant:
+    async with built.admitted(claim(request_id, limits)) as grant:
         grant.note(delivered)
         return grant.degraded
 
@@ -25,7 +26,7 @@ async def serve(built: Gate, request_id: str, limits: Limits | None = None, deli
 def test_a_request_is_settled_to_what_was_delivered() -> None:
     async def body() -> None:
         async with gate() as built:
-            async with built.admission.admitted(claim("a")) as grant:
+            async with built.admitted(claim("a")) as grant:
                 assert await built.reserved() > 0
                 grant.note(Delivered(10, 2, 1))
                 grant.note(SOME)
@@ -43,7 +44,7 @@ def test_a_request_that_fails_half_way_pays_what_it_got(error: BaseException) ->
     async def body() -> None:
         async with gate() as built:
             with pytest.raises(type(error)):
-                async with built.admission.admitted(claim("a")) as grant:
+                async with built.admitted(claim("a")) as grant:
                     grant.note(SOME)
                     raise error
             assert [entry.output_tokens for entry in await built.ledger()] == [7]
@@ -56,7 +57,7 @@ def test_a_request_that_we_had_no_room_for_pays_nothing() -> None:
     async def body() -> None:
         async with gate() as built:
             with pytest.raises(Overloaded):
-                async with built.admission.admitted(claim("a", Limits(requests_per_minute=1))):
+                async with built.admitted(claim("a", Limits(requests_per_minute=1))):
                     raise Overloaded("full")
             assert await built.ledger() == []
             await serve(built, "b", Limits(requests_per_minute=1))
@@ -70,7 +71,7 @@ def test_a_settlement_outlives_the_request_that_was_cancelled_twice() -> None:
             entered = asyncio.Event()
 
             async def request() -> None:
-                async with built.admission.admitted(claim("a")) as grant:
+                async with built.admitted(claim("a")) as grant:
                     grant.note(SOME)
                     built.shared.thawed.clear()
                     entered.set()
@@ -104,7 +105,7 @@ def test_a_refusal_is_the_quotas_and_nothing_is_left_to_settle() -> None:
 def test_a_long_request_keeps_its_reservation_and_tells_its_progress() -> None:
     async def body() -> None:
         async with gate(AdmissionPolicy(lease_seconds=15, renew_seconds=5)) as built:
-            async with built.admission.admitted(claim("a", Limits(concurrency=1))) as grant:
+            async with built.admitted(claim("a", Limits(concurrency=1))) as grant:
                 grant.note(Delivered(10, 0, 3))
                 await built.pass_time(60)
                 with pytest.raises(QuotaExceeded, match="concurrency"):
@@ -119,7 +120,7 @@ def test_a_dead_gateways_reservation_is_ended_by_another_one() -> None:
     async def body() -> None:
         async with gate(AdmissionPolicy(lease_seconds=15)) as built:
             dead = Gate(AdmissionPolicy(lease_seconds=15), built.books, built.clock)
-            stream = dead.admission.admitted(claim("a"))
+            stream = dead.admitted(claim("a"))
             grant = await stream.__aenter__()
             grant.note(Delivered(10, 0, 4))
             await dead.admission._renew()
@@ -131,18 +132,31 @@ def test_a_dead_gateways_reservation_is_ended_by_another_one() -> None:
     asyncio.run(body())
 
 
-def test_a_grant_hears_that_its_request_went_on_elsewhere() -> None:
+def test_a_request_that_went_on_at_another_gateway_ends_here_and_is_charged_there() -> None:
     async def body() -> None:
         async with gate() as built:
             other = Gate(AdmissionPolicy(), built.books, built.clock)
             other.admission._name = "other"
-            async with built.admission.admitted(claim("a")) as first:
-                async with other.admission.admitted(claim("a")) as second:
+            older, newer, beside = Deadline(None), Deadline(None), Deadline(None)
+
+            async def stream() -> None:
+                async with built.admitted(claim("a"), older) as grant:
+                    grant.note(Delivered(10, 0, 3))
+                    await older.within(asyncio.Event().wait(), "a token")
+
+            streaming = asyncio.create_task(stream())
+            async with built.admitted(claim("b"), beside):
+                await built.pass_time(0.5)
+                async with other.admitted(claim("a"), newer) as grant:
                     await built.pass_time(6)
-                    assert (first.superseded, second.superseded) == (True, False)
-                    second.note(SOME)
-                first.note(SOME)
-            assert len(await built.ledger()) == 1
+                    assert streaming.done()
+                    with pytest.raises(Cancelled, match="request a was taken over by a later call, at another gateway"):
+                        await streaming
+                    newer.check("a token")
+                    beside.check("a token")
+                    grant.note(SOME)
+            charged = [(entry.request_id, entry.output_tokens) for entry in await built.ledger()]
+            assert charged == [("a", 7), ("b", 0)]
 
     asyncio.run(body())
 
@@ -169,9 +183,9 @@ def test_the_policy_closed_refuses_with_an_outage_and_no_quota_code() -> None:
         async with gate() as built:
             await built.lose()
             with pytest.raises(StateUnavailable, match=r"'acme'.*policy is closed"):
-                async with built.admission.admitted(claim("a", away=AwayPolicy.CLOSED)):
+                async with built.admitted(claim("a", away=AwayPolicy.CLOSED)):
                     raise AssertionError("admitted")
-            async with built.admission.admitted(claim("a", Limits(concurrency=0), away=AwayPolicy.OPEN)) as grant:
+            async with built.admitted(claim("a", Limits(concurrency=0), away=AwayPolicy.OPEN)) as grant:
                 assert grant.degraded
 
     asyncio.run(body())
@@ -212,7 +226,7 @@ def test_an_outage_is_reconciled_before_the_shared_counters_decide_again() -> No
 
     async def body() -> None:
         async with gate() as built:
-            async with built.admission.admitted(claim("before", limits)) as grant:
+            async with built.admitted(claim("before", limits)) as grant:
                 grant.note(SOME)
                 await built.lose()
             for number in range(3):
@@ -227,7 +241,7 @@ def test_an_outage_is_reconciled_before_the_shared_counters_decide_again() -> No
                 **dict.fromkeys(("a0", "a1", "a2"), LedgerReason.UNRESERVED),
             }
             with pytest.raises(QuotaExceeded, match="limit 100, used 68"):
-                async with built.admission.admitted(claim("too much", limits, tokens=(10, 23))):
+                async with built.admitted(claim("too much", limits, tokens=(10, 23))):
                     pass
 
     asyncio.run(body())
@@ -252,7 +266,7 @@ def test_what_may_be_reserved_for_a_request_that_was_refused_here_is_given_back(
         async with gate() as built:
             built.shared.is_deaf = True
             with pytest.raises(StateUnavailable):
-                async with built.admission.admitted(claim("a", away=AwayPolicy.CLOSED)):
+                async with built.admitted(claim("a", away=AwayPolicy.CLOSED)):
                     raise AssertionError("admitted")
             assert await built.reserved() > 0
             built.shared.is_deaf = False
@@ -265,7 +279,7 @@ def test_what_may_be_reserved_for_a_request_that_was_refused_here_is_given_back(
 def test_a_settlement_that_may_have_arrived_long_ago_is_not_sent_again() -> None:
     async def body() -> None:
         async with gate(AdmissionPolicy(remember_seconds=60)) as built:
-            async with built.admission.admitted(claim("a")) as grant:
+            async with built.admitted(claim("a")) as grant:
                 grant.note(SOME)
                 built.shared.is_deaf = True
             built.shared.is_deaf, built.shared.is_away = False, True
