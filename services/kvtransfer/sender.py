@@ -111,7 +111,8 @@ class KvSender:
             raise cause from failures
         if confirmable:
             confirmation = KvConfirmation(ticket, skip_blocks, confirmable)
-            await self._answered(ticket, NO_TRANSPORT, self._receivers(ticket).confirm(confirmation))
+            way = best.receiver(receiver, self._receivers(ticket))
+            await self._answered(ticket, NO_TRANSPORT, way.confirm(confirmation))
         return shipped
 
     async def _hand_over(self, ticket: Ticket, receiver: KvHandshake, run: PrefillRun, blocks: FilledBlocks) -> int:
@@ -133,7 +134,7 @@ class KvSender:
                 with self._watched(ticket, transport, blocks, size):
                     chunk = await transport.chunk(ticket, run, blocks)
                     # Only now: a channel on which nothing runs may be closed meanwhile.
-                    offer = self._receivers(ticket).offer(chunk)
+                    offer = transport.receiver(receiver, self._receivers(ticket)).offer(chunk)
                     await self._answered(ticket, transport.name, offer)
             except TransportUnavailable as error:
                 self._routes.fail(receiver, transport, error)
