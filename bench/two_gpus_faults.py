@@ -25,12 +25,14 @@ Note = Callable[[dict[str, Any]], None]
 FLOAT32 = ("engine.dtype=float32", "engine.backend=torch", "planner.local_prefill_max_tokens=0")
 SMALL_MODELS = ("random:tiny-llama", "random:tiny-mixtral", "random:tiny-qwen3-moe")
 SMALL_LENGTHS, SMALL_OUTPUT = (1, 15, 16, 17, 100, 255, 256, 700), 48
+OF_PREFILL = 2  # times the rate when a prefill worker is killed: only requests without a first token are hit
 SMALL_POOL = "engine.kv_blocks=2048"
 
 
 @dataclass(frozen=True, slots=True)
 class KillPlan:
-    """Load at ``rate`` for ``steady`` seconds before the signal and ``after`` seconds behind it, ``trials`` times."""
+    """Load at ``rate`` for ``steady`` seconds before the signal and ``after`` seconds behind it, ``trials`` times; at
+    twice the rate for prefill workers."""
 
     rate: float
     prompt: int
@@ -54,7 +56,8 @@ async def kills(site: Site, plan: KillPlan, note: Note) -> None:
 
 
 async def _trial(site: Site, plan: KillPlan, role: Role, seed: int) -> dict[str, Any]:
-    load_plan = FailoverPlan(site.model, plan.rate, 1, plan.prompt, plan.output, plan.steady, plan.after, seed)
+    rate = OF_PREFILL * plan.rate if role is Role.PREFILL else plan.rate
+    load_plan = FailoverPlan(site.model, rate, 1, plan.prompt, plan.output, plan.steady, plan.after, seed)
     async with running_stack(site) as stack:
         load = Load(stack.client, load_plan, random.Random(seed))
         running = asyncio.create_task(load.run(plan.steady + plan.after))

@@ -62,7 +62,8 @@ async def first_steps(
     """Real engines on both GPUs, the decode worker idle. From the report that the prompt's last chunk is computed to
     the first token of the other engine's own, less one of its steps: what there is in between.
 
-    Both fronts share this process, so offers and confirmations take no wire.
+    Both fronts share this process. By cuda-ipc, offers and confirmations go over the door as between workers; by NCCL
+    they take no wire.
     """
     kvtransfer = KvTransferConfig(transports=DEVICE_TRANSPORTS)
     async with _worker(site, 1, kvtransfer, gpus) as prefill, _worker(site, 2, kvtransfer, gpus[::-1]) as decode:
@@ -127,4 +128,5 @@ async def _worker(site: Site, epoch: int, kvtransfer: KvTransferConfig, gpus: Se
             engine = await stack.enter_async_context(spawn_engine(config, on_progress=say))
         transports = stack.enter_context(open_transports(engine, name, epoch, kvtransfer))
         receiver = KvReceiver(transports.answer, name, *transports.incoming, meter=SilentMeter(), clock=SystemClock())
+        transports.receive(receiver)
         yield Worker(engine, transports, receiver)
