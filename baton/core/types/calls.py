@@ -20,7 +20,8 @@ class DecodeRequest:
 
 @dataclass(frozen=True, slots=True)
 class PrefillRequest:
-    """What a decode worker sends to a prefill worker. ``skip_blocks``: leading blocks the receiver already holds."""
+    """What a decode worker sends to a prefill worker. ``skip_blocks``: leading blocks, of its own size,
+    that the receiver already holds."""
 
     tokens: TokenRequest
     ticket: Ticket
