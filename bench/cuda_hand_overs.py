@@ -20,6 +20,7 @@ from baton.core.types import KvFormat
 from baton.engine.client import spawn_engine
 from baton.engine.config import EngineConfig
 from baton.engine.weights.source import RANDOM_PREFIX
+from bench.timed_way import Stopwatch, TimedWay
 from bench.transfer import ComputedRun, computed, senders_of
 from bench.transfer_peer import Peer, peer
 from services.kvtransfer.config import KvTransferConfig
@@ -47,12 +48,14 @@ async def hand_overs(layout: KvFormat, prompts: Sequence[int], gpus: tuple[int, 
         with _visible(gpus[0]):
             engine = await stack.enter_async_context(spawn_engine(config))
         other = await stack.enter_async_context(peer(config, kvtransfer, _environment(gpus[1])))
-        senders = senders_of(stack, engine, other, kvtransfer)
+        watch = Stopwatch()
+        senders = senders_of(stack, engine, other, kvtransfer, lambda way: TimedWay(way, watch))
         rows: list[dict[str, Any]] = []
         for tokens in prompts:
             async with computed(engine, tokens) as run:
                 for name in (name for name in DEVICE_TRANSPORTS if name in senders):
-                    rows.append(await _measured(name, senders[name], other, run, tokens, layout, repeats))
+                    row = await _measured(name, senders[name], other, run, tokens, layout, repeats)
+                    rows.append(row | {"parts_ms": watch.medians()})
     return {"gpus": gpus, "transports": list(senders), "rows": rows}
 
 

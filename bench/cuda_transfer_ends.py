@@ -25,6 +25,7 @@ LLAMA_8B = KvFormat("bfloat16", block_size=16, layers=32, kv_heads=8, head_dim=1
 BLOCKS = 2048  # 4 GiB: nothing that is copied twice is found in a cache
 CHECKED = 512
 SEED = 1
+IN_A_ROW = 8
 WARM_UPS = 3
 JOIN_SECONDS = 30.0
 
@@ -107,21 +108,27 @@ class _End:
         return round(time.monotonic() - began, 3)
 
     def nccl_move(self, size: int, repeats: int) -> dict[str, float]:
-        """Rank 0 sends, rank 1 receives."""
+        """Rank 0 sends, rank 1 receives: a message by itself, with what its launch takes, and several in a row."""
+        single, row = self._nccl_ms(size, 1, repeats), self._nccl_ms(size, IN_A_ROW, repeats)
+        rates = {"gb_s": round(size / single / 1e6, 2), "row_gb_s": round(size / row / 1e6, 2)}
+        return {"ms": round(single, 4), "row_ms": round(row, 4)} | rates
+
+    def _nccl_ms(self, size: int, messages: int, repeats: int) -> float:
+        """Milliseconds of one of ``messages`` in a row, median."""
         stream, flat = self.copies.stream, self.pool.view(-1)[:size]
         call = self._pair.send if self._rank == 0 else self._pair.recv
         taken: list[float] = []
         for turn in range(WARM_UPS + repeats):
             began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             began.record(stream)
-            call(flat, 1 - self._rank, stream=stream.cuda_stream)
-            self._settle()
+            for _ in range(messages):
+                call(flat, 1 - self._rank, stream=stream.cuda_stream)
+                self._settle()
             ended.record(stream)
             ended.synchronize()
             if turn >= WARM_UPS:
-                taken.append(began.elapsed_time(ended))
-        milliseconds = statistics.median(taken)
-        return {"ms": round(milliseconds, 4), "gb_s": round(size / milliseconds / 1e6, 2)}
+                taken.append(began.elapsed_time(ended) / messages)
+        return statistics.median(taken)
 
     def nccl_leave(self) -> None:
         self._pair.abort()

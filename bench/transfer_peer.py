@@ -101,6 +101,7 @@ async def _serve(engine_config: EngineConfig, config: KvTransferConfig) -> None:
         receiver = KvReceiver(
             transports.answer, RECEIVER, *transports.incoming, meter=SilentMeter(), clock=SystemClock()
         )
+        transports.receive(receiver)
         server = await stack.enter_async_context(
             serve([kvreceiver_service(receiver)], "127.0.0.1:0", SilentMeter(), ServerPolicy(drain=0.0))
         )

@@ -32,11 +32,12 @@ from baton.engine.config import EngineConfig
 from baton.engine.fake import FakeRunner, fake_card
 from baton.engine.runner import Runner
 from baton.engine.sharedpool import shared_pool_memory
+from baton.state.refusals import MemoryRefusals
 from baton.state.registry import MemoryRegistry
 from gateway.fleet import FleetView
-from gateway.keys import KeyRing, new_key, new_server_secret
 from gateway.parts import build_gateway
 from gateway.prompt import ModelText, Prompts
+from gateway.refusal_log import RefusalLog
 from gateway.relay import RelayPolicy
 from gateway.service import Gateway, GatewayPolicy
 from services.kvtransfer.config import KvTransferConfig
@@ -48,6 +49,7 @@ from services.worker.parts import build_parts
 from tests.answers import Answer, tokens
 from tests.gates import GENEROUS_SECONDS, OfferGate, StepGate
 from tests.networks import DirectNetwork, Network, StackWorker, WireNetwork
+from tests.quotas import memory_admission
 
 ALWAYS_REMOTE = PlannerConfig(local_prefill_max_tokens=0)
 TWO_BLOCKS = 2 * 16 * 16  # bytes
@@ -139,15 +141,16 @@ class Stack:
         return FakeRunner(card, blocks, steps_ahead=ahead, on_step=gate, memory=shared, device=device)
 
     def _gateway(self) -> Gateway:
-        _, key = new_key("tests", "acme")
+        clock = SystemClock()
         return build_gateway(
-            keys=KeyRing(new_server_secret(), [key]),
             fleet=self.fleet,
             prompts=Prompts(self.texts),
+            admission=memory_admission(clock),
+            refusals=RefusalLog(MemoryRefusals(), clock),
             planner=self.planner,
             links=self.joined.decode,
             meter=SilentMeter(),
-            clock=SystemClock(),
+            clock=clock,
             ids=CountingIds(),
             policy=GatewayPolicy(),
             relay=RelayPolicy(),

@@ -1,4 +1,5 @@
-"""The whole system on one page: what each part offers to the others.
+"""The whole system on one page: what each part offers to the others. (Tenants and quotas: ``tenancy_api``, and what
+administrators ask: ``admin_api``.)
 
 Each protocol is satisfied both by the domain class and by its gRPC client in ``baton.rpc``, so a test may join the
 parts with or without a wire. Every call raises only ``baton.core.errors``; cancelling a call is the abort.

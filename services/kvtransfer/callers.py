@@ -1,17 +1,27 @@
-"""A sender's connections to the doors of receivers of its host: as long as one lasts, its pool stays mapped there."""
+"""A sender's connections to the doors of receivers of its host: as long as one lasts, its pool stays mapped there, and
+offers may take the short way."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 from collections import OrderedDict
+from dataclasses import dataclass
 
-from baton.core.api import SharedPool
-from baton.core.errors import TransportUnavailable
+from baton.core.api import KvReceiverApi, SharedPool
+from baton.core.errors import InvalidRequest, TransportUnavailable
 from baton.core.types import DevicePool, KvHandshake, LocalDoor
-from services.kvtransfer.door import MAX_ANSWER, WELCOME, greeting, is_own_user
+from baton.rpc.packets import MAX_PACKET, PacketCalls, PacketReceiver, Packets
+from services.kvtransfer.door import MAX_ANSWER, WELCOME, WELCOME_CALLS, greeting, is_own_user
 
 MAX_CALLS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Connection:
+    sock: socket.socket
+    packets: PacketCalls
+    answers: bool  # whether offers and confirmations may take it
 
 
 class DoorCalls:
@@ -23,7 +33,7 @@ class DoorCalls:
         self._host = host
         self._pool = pool
         self._limit = limit
-        self._calls: OrderedDict[LocalDoor, socket.socket] = OrderedDict()
+        self._calls: OrderedDict[LocalDoor, _Connection] = OrderedDict()
         self._opening = asyncio.Lock()
 
     def reaches(self, receiver: KvHandshake) -> bool:
@@ -38,16 +48,25 @@ class DoorCalls:
             if door in self._calls:
                 self._calls.move_to_end(door)
                 return
-            self._calls[door] = sock = await self._greet(door)
-        asyncio.get_running_loop().add_reader(sock, self._drop, door)  # nothing more is said: it is the end
+            sock, answer = await self._greet(door)
+            connection = _Connection(sock, PacketCalls(Packets(sock), receiver.worker_id), answer == WELCOME_CALLS)
+            self._calls[door] = connection
+        asyncio.get_running_loop().add_reader(sock, self._on_packet, door, connection)
         while len(self._calls) > MAX_CALLS:
             self._drop(next(iter(self._calls)))
+
+    def receiver(self, hello: KvHandshake, usual: KvReceiverApi) -> KvReceiverApi:
+        """Who takes offers to the receiver that says ``hello``: ``usual``, or the same one by an open connection."""
+        connection = None if hello.door is None else self._calls.get(hello.door)
+        if connection is None or not connection.answers:
+            return usual
+        return PacketReceiver(connection.packets, usual)
 
     def close(self) -> None:
         for door in list(self._calls):
             self._drop(door)
 
-    async def _greet(self, door: LocalDoor) -> socket.socket:
+    async def _greet(self, door: LocalDoor) -> tuple[socket.socket, bytes]:
         loop = asyncio.get_running_loop()
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         sock.setblocking(False)
@@ -58,7 +77,7 @@ class DoorCalls:
                     raise TransportUnavailable("the door belongs to another user")
                 self._say(sock, door)
                 answer = await loop.sock_recv(sock, MAX_ANSWER)
-            if answer != WELCOME:
+            if answer not in (WELCOME, WELCOME_CALLS):
                 raise TransportUnavailable(answer.decode(errors="replace") or "the door was shut")
         except (OSError, TimeoutError) as error:
             sock.close()
@@ -66,7 +85,7 @@ class DoorCalls:
         except BaseException:
             sock.close()
             raise
-        return sock
+        return sock, answer
 
     def _say(self, sock: socket.socket, door: LocalDoor) -> None:
         if isinstance(self._pool, DevicePool):
@@ -74,8 +93,24 @@ class DoorCalls:
         else:
             socket.send_fds(sock, [greeting(door.token, self._epoch)], [self._pool.fd])
 
+    def _on_packet(self, door: LocalDoor, connection: _Connection) -> None:
+        try:
+            packet = connection.sock.recv(MAX_PACKET)
+        except BlockingIOError:
+            return
+        except OSError:
+            packet = b""
+        try:
+            if packet:
+                connection.packets.take(packet)
+                return
+        except InvalidRequest:
+            pass  # not a receiver that can be understood
+        self._drop(door)
+
     def _drop(self, door: LocalDoor) -> None:
-        sock = self._calls.pop(door, None)
-        if sock is not None:
-            asyncio.get_running_loop().remove_reader(sock)
-            sock.close()
+        connection = self._calls.pop(door, None)
+        if connection is not None:
+            asyncio.get_running_loop().remove_reader(connection.sock)
+            connection.packets.end()
+            connection.sock.close()

@@ -24,9 +24,7 @@ class KvTransferConfig(ProcessConfig):
 
     SECTION: ClassVar[str] = "kvtransfer"
 
-    # That may be used, where both workers have them. "cuda-ipc" and "nccl" have been shown on stand-ins of GPUs only:
-    # whoever wants them names them.
-    transports: tuple[str, ...] = ("shm", "tcp")
+    transports: tuple[str, ...] = ("cuda-ipc", "nccl", "shm", "tcp")  # that may be used, where both workers have them
     transport_rest_seconds: float = 30.0  # how long one that failed towards a peer is left alone
     checksums: str = "full"  # full | off
     max_message_bytes: int = 8 * 1024 * 1024  # of one offer; at least one block is always sent

@@ -2,7 +2,8 @@
 
 A caller proves that it was told to come (the token, which travels in the authenticated handshake), and that it runs on
 this host under the same user (it reached the socket, and the kernel says who it is). It hands over the descriptor of
-its pool, or what maps a GPU's, and keeps the connection: when that ends, by whatever death, the pool is unmapped.
+its pool, or what maps a GPU's, and keeps the connection: when that ends, by whatever death, the pool is unmapped. Over
+it it may also offer and confirm blocks, where the receiver says so in its welcome.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from baton.core.api import EngineApi
-from baton.core.errors import BatonError, TransportUnavailable
+from baton.core.api import EngineApi, KvReceiverApi
+from baton.core.errors import BatonError, InvalidRequest, TransportUnavailable
 from baton.core.types import DevicePool, LocalDoor
 from baton.engine.sharedpool import MappedPool
+from baton.rpc.packets import MAX_PACKET, PacketAnswers, Packets
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +32,7 @@ TOKEN_BYTES = 16
 GREETING = struct.Struct(f"<{TOKEN_BYTES}sQ")  # token, caller's epoch; the pool's descriptor goes with it, or follows
 DEVICE_POOL = struct.Struct("<QQHH")  # what follows: offset, size, lengths of the handle and of the GPU's name
 WELCOME = b"welcome"
+WELCOME_CALLS = b"welcome, calls are answered here"
 MAX_GREETING = MAX_ANSWER = 1024
 MAX_CALLERS = 1024
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -67,6 +70,8 @@ class PoolDoor:
         self._loop = asyncio.get_running_loop()
         self._callers: dict[socket.socket, int | None] = {}  # their epochs, once they have said them
         self._sources: dict[int, Source] = {}
+        self._receiver: KvReceiverApi | None = None
+        self._answers: dict[socket.socket, PacketAnswers] = {}
         self.invitation = LocalDoor(address, secrets.token_bytes(TOKEN_BYTES))
         self._loop.add_reader(listener, self._on_call)
 
@@ -81,6 +86,10 @@ class PoolDoor:
         if found is None:
             raise TransportUnavailable(f"door: no pool of epoch {epoch} is mapped")
         return found
+
+    def answer(self, receiver: KvReceiverApi) -> None:
+        """Let those who call from now on offer and confirm over their connections."""
+        self._receiver = receiver
 
     def close(self) -> None:
         self._loop.remove_reader(self._listener)
@@ -101,21 +110,36 @@ class PoolDoor:
 
     def _on_message(self, caller: socket.socket) -> None:
         try:
-            message, fds, _, _ = socket.recv_fds(caller, MAX_GREETING, 1, socket.MSG_CMSG_CLOEXEC)
+            message, fds, _, _ = socket.recv_fds(caller, MAX_PACKET, 1, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return
         except OSError:
             message, fds = b"", []
         if not message:
             self._leave(caller)
-            return
+        elif caller in self._answers and not fds:
+            self._on_packet(caller, message)
+        else:
+            self._on_greeting(caller, message, fds)
+
+    def _on_packet(self, caller: socket.socket, packet: bytes) -> None:
+        try:
+            self._answers[caller].take(packet)
+        except InvalidRequest as error:
+            log.warning("kv door", extra={"error": error.message})
+            self._leave(caller)
+
+    def _on_greeting(self, caller: socket.socket, message: bytes, fds: list[int]) -> None:
         try:
             self._let_in(caller, message, fds)
-            caller.send(WELCOME)
+            caller.send(WELCOME if self._receiver is None else WELCOME_CALLS)
         except (BatonError, OSError) as error:
             with suppress(OSError):
                 caller.send(str(error).encode()[:MAX_ANSWER])
             self._leave(caller)
+        else:
+            if self._receiver is not None:
+                self._answers[caller] = PacketAnswers(self._receiver, Packets(caller))
 
     def _let_in(self, caller: socket.socket, message: bytes, fds: list[int]) -> None:
         mapped = MappedPool(fds[0]) if fds else None
@@ -143,6 +167,9 @@ class PoolDoor:
     def _leave(self, caller: socket.socket) -> None:
         """The caller has gone, or has to go; nothing of it stays mapped."""
         epoch = self._callers.pop(caller)
+        answers = self._answers.pop(caller, None)
+        if answers is not None:
+            answers.close()
         self._loop.remove_reader(caller)
         caller.close()
         source = self._sources.get(epoch) if epoch is not None else None

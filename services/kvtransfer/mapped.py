@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from baton.core.api import PrefillRun, WritableBlocks
+from baton.core.api import KvReceiverApi, PrefillRun, WritableBlocks
 from baton.core.errors import TransferRejected, TransportUnavailable
 from baton.core.types import FilledBlocks, KvChunk, KvFormat, KvHandshake, KvSource, Ticket
 from services.kvtransfer.callers import DoorCalls
@@ -46,6 +46,9 @@ class MappedOutgoing:
 
     def forget(self, receiver: KvHandshake) -> None:
         """The connection stays: it is the receiver that ends it."""
+
+    def receiver(self, hello: KvHandshake, usual: KvReceiverApi) -> KvReceiverApi:
+        return self._calls.receiver(hello, usual)
 
     async def chunk(self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks) -> KvChunk:
         first, count = blocks.first_block, blocks.block_count

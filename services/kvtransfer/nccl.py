@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from baton.core.api import KvLinks, PrefillRun, WritableBlocks
+from baton.core.api import KvLinks, KvReceiverApi, PrefillRun, WritableBlocks
 from baton.core.clock import Clock
 from baton.core.errors import TransferRejected, TransportUnavailable
 from baton.core.types import FilledBlocks, KvChunk, KvFormat, KvHandshake, KvSource, Ticket
@@ -86,6 +86,9 @@ class NcclOutgoing:
         link = self._links.pop(receiver.epoch, None)
         if link is not None:
             self._engine.leave(link.number)
+
+    def receiver(self, hello: KvHandshake, usual: KvReceiverApi) -> KvReceiverApi:
+        return usual
 
     async def chunk(self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks) -> KvChunk:
         link = self._links.get(ticket.receiver_epoch)

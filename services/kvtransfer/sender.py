@@ -123,7 +123,8 @@ class KvSender:
             raise cause from failures
         if reached:
             confirmation = KvConfirmation(ticket, skip_blocks, conversion.target_blocks(reached) - skip_blocks)
-            await self._answered(ticket, NO_TRANSPORT, self._receivers(ticket).confirm(confirmation))
+            way = best.receiver(receiver, self._receivers(ticket))
+            await self._answered(ticket, NO_TRANSPORT, way.confirm(confirmation))
         return shipped
 
     async def _hand_over(self, ticket: Ticket, receiver: KvHandshake, run: PrefillRun, blocks: FilledBlocks) -> int:
@@ -147,7 +148,7 @@ class KvSender:
                     if conversion.is_needed:
                         chunk = replace(chunk, format=layout)
                     # Only now: a channel on which nothing runs may be closed meanwhile.
-                    offer = self._receivers(ticket).offer(chunk)
+                    offer = transport.receiver(receiver, self._receivers(ticket)).offer(chunk)
                     await self._answered(ticket, transport.name, offer)
             except TransportUnavailable as error:
                 self._routes.fail(receiver, transport, error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from baton.core.api import PrefillRun, SharedPool, WritableBlocks
+from baton.core.api import KvReceiverApi, PrefillRun, SharedPool, WritableBlocks
 from baton.core.errors import TransferRejected
 from baton.core.types import FilledBlocks, KvChunk, KvFormat, KvHandshake, Ticket
 from services.kvtransfer.checksum import block_checksums, verify
@@ -32,6 +32,9 @@ class TcpOutgoing:
 
     def forget(self, receiver: KvHandshake) -> None:
         """There is nothing."""
+
+    def receiver(self, hello: KvHandshake, usual: KvReceiverApi) -> KvReceiverApi:
+        return usual
 
     async def chunk(self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks) -> KvChunk:
         first, count, layout = blocks.first_block, blocks.block_count, self._layout

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Protocol
 
-from baton.core.api import PrefillRun, WritableBlocks
+from baton.core.api import KvReceiverApi, PrefillRun, WritableBlocks
 from baton.core.errors import TransferRejected, TransportUnavailable
 from baton.core.types import FilledBlocks, KvChunk, KvFormat, KvHandshake, Ticket
 from services.kvtransfer.checksum import compare
@@ -44,6 +44,10 @@ class Outgoing(Protocol):
 
     def forget(self, receiver: KvHandshake) -> None:
         """It failed towards this receiver: what there is for it alone is to be made anew next time."""
+        ...
+
+    def receiver(self, hello: KvHandshake, usual: KvReceiverApi) -> KvReceiverApi:
+        """Who takes offers and confirmations for the receiver that says ``hello``: ``usual``, or a shorter way."""
         ...
 
     async def chunk(self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks) -> KvChunk:

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
-from baton.core.api import EngineApi
+from baton.core.api import EngineApi, KvReceiverApi
 from baton.core.clock import Clock, SystemClock
 from baton.core.errors import ConfigError
 from baton.core.types import KvHandshake, LocalDoor
 from services.kvtransfer.config import KvTransferConfig
 from services.kvtransfer.cuda_ipc import cuda_ipc
-from services.kvtransfer.door import host_name
+from services.kvtransfer.door import PoolDoor, host_name
 from services.kvtransfer.handshake import identity
 from services.kvtransfer.nccl import NcclIncoming, NcclOutgoing
 from services.kvtransfer.shm import shared_memory
@@ -31,10 +31,19 @@ class Transports:
     incoming: tuple[Incoming, ...]
     hello: KvHandshake
     door: LocalDoor | None
+    device_door: PoolDoor | None
 
     @property
     def answer(self) -> KvHandshake:
         return replace(self.hello, door=self.door)
+
+    def receive(self, receiver: KvReceiverApi) -> None:
+        """Let senders of this host with pools on devices offer and confirm to ``receiver`` at the door, without gRPC.
+
+        Between pools on CPUs the copying takes so long that calls do not matter.
+        """
+        if self.device_door is not None:
+            self.device_door.answer(receiver)
 
 
 @contextmanager
@@ -47,10 +56,8 @@ def open_transports(
         outgoing: list[Outgoing] = []
         incoming: list[Incoming] = []
         doors: list[LocalDoor] = []
-        for mapped in (
-            stack.enter_context(cuda_ipc(engine, epoch, config)),
-            stack.enter_context(shared_memory(engine, epoch, config)),
-        ):
+        ipc = stack.enter_context(cuda_ipc(engine, epoch, config))
+        for mapped in (ipc, stack.enter_context(shared_memory(engine, epoch, config))):
             if mapped is not None:
                 outgoing.append(mapped.outgoing)
                 incoming.append(mapped.incoming)
@@ -73,4 +80,4 @@ def open_transports(
         names = tuple(way.name.value for way in outgoing)
         hello = identity(worker_id, epoch, engine.card, names, host_name() if doors else "")
         taken = (TcpIncoming(layout, checksums, staged), *incoming)
-        yield Transports(tuple(outgoing), taken, hello, doors[0] if doors else None)
+        yield Transports(tuple(outgoing), taken, hello, doors[0] if doors else None, None if ipc is None else ipc.door)

@@ -63,6 +63,7 @@ async def serve(role: Role, section: Section[WorkerConfig], arguments: Arguments
         transports = stack.enter_context(open_transports(engine, process.id, process.epoch, kvtransfer, process.clock))
         tier = _tier(process, kvtransfer)
         parts = _parts(process, engine, transports, kvtransfer, tier)
+        transports.receive(parts.receiver)
         await process.unless_stopped(warm_up(parts))
         await stack.enter_async_context(background(_report(process, engine), "engine series"))
         await stack.enter_async_context(background(_catalogue(process, engine), "block catalogue"))

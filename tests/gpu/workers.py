@@ -65,6 +65,7 @@ async def worker(epoch: int, config: KvTransferConfig) -> AsyncIterator[Worker]:
         receiver = KvReceiver(
             transports.answer, f"w{epoch}", *transports.incoming, meter=SilentMeter(), clock=SystemClock()
         )
+        transports.receive(receiver)
         yield Worker(engine, transports, receiver, pid)
 
 

@@ -68,7 +68,7 @@ def test_workers_get_the_tenant_its_salt_and_what_the_plan_says() -> None:
     fleet = Fleet(worker)
     asyncio.run(fleet.ask(replace(ASK, request_id="mine")))
     [sent] = worker.requests
-    assert (sent.tokens.tenant, sent.tokens.salt) == ("acme", fleet.keys.salt("acme"))
+    assert (sent.tokens.tenant, sent.tokens.salt) == ("acme", fleet.caller.salt)
     assert (sent.tokens.request_id, sent.tokens.attempt.hop, sent.tokens.sampling.seed) == ("mine", 0, 5)
     assert [peer.worker_id for peer in sent.prefill] == ["prefill-0"]
     assert sent.tokens.timeout is not None
@@ -147,7 +147,8 @@ def test_models_tell_what_they_are_and_only_what_the_key_may_use() -> None:
     fleet = Fleet(ScriptedDecode("w0"), ScriptedDecode("w1"))
     [info] = asyncio.run(fleet.gateway.list_models(fleet.caller))
     assert (info.model, info.workers, info.has_tokenizer, info.has_chat_template) == (MODEL, 2, True, True)
-    stranger = replace(fleet.caller, key_id="other")
+    payer = fleet.caller.payer
+    stranger = replace(fleet.caller, account=replace(payer, key=replace(payer.key, models=("other",))))
     assert not asyncio.run(fleet.gateway.list_models(stranger))
     with pytest.raises(PermissionDenied):
         asyncio.run(fleet.gateway.get_model(MODEL, stranger))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton.core.api import PrefillRun
+from baton.core.api import KvReceiverApi, PrefillRun
 from baton.core.clock import ManualClock
 from baton.core.errors import TransferRejected, TransportUnavailable
 from baton.core.telemetry import Counter, SilentMeter
@@ -38,6 +38,9 @@ class Way:
 
     def forget(self, receiver: KvHandshake) -> None:
         self.forgotten += 1
+
+    def receiver(self, hello: KvHandshake, usual: KvReceiverApi) -> KvReceiverApi:
+        return usual
 
     async def chunk(self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks) -> KvChunk:
         raise NotImplementedError
