@@ -41,7 +41,9 @@ def shared_memory(engine: EngineApi, epoch: int, config: KvTransferConfig) -> It
 
     calls = DoorCalls(epoch, host, pool, config.acknowledge_seconds)
     with open_door(engine) as door, closing(MappedOutgoing(name, epoch, calls, digest)) as outgoing:
-        incoming = MappedIncoming(name, door, layout.block_size, verified=verified, strong=lambda _: b"")
+        incoming = MappedIncoming(
+            name, door, layout.block_size, verified=verified, strong=lambda _: b"", digest=block_digest
+        )
         yield MappedTransport(outgoing, incoming, door)
 
 

@@ -64,7 +64,7 @@ class TcpIncoming:
 
     async def store(self, chunk: KvChunk, reservation: WritableBlocks, tokens: int) -> None:
         layout = self._layout
-        self._check(chunk, tokens)
+        self._check(chunk, layout, tokens)
         if self._staging is not None and self._staging.fits(chunk.block_count):
             await self._pull(self._staging, chunk, reservation, tokens)
             return
@@ -76,6 +76,12 @@ class TcpIncoming:
         stored = await written_and_read_back(reservation, chunk.first_block, chunk.block_count, blocks)
         packed = pack(stored, layout, filled_slots(chunk.payload, layout, chunk.block_count))
         verify(packed, chunk.first_block, chunk.checksums, layout.block_bytes, when="as stored")
+
+    def read(self, chunk: KvChunk, layout: KvFormat, tokens: int) -> bytes:
+        self._check(chunk, layout, tokens)
+        if self._checksums is not ChecksumPolicy.OFF:
+            verify(chunk.payload, chunk.first_block, chunk.checksums, layout.block_bytes, when="as received")
+        return chunk.payload
 
     def abandon(self, ticket: Ticket) -> None:
         """Nothing here waits for the sender."""
@@ -90,10 +96,9 @@ class TcpIncoming:
         if self._checksums is not ChecksumPolicy.OFF:
             require_equal(digests, chunk, when="as stored")
 
-    def _check(self, chunk: KvChunk, tokens: int) -> None:
+    def _check(self, chunk: KvChunk, layout: KvFormat, tokens: int) -> None:
         """The payload holds exactly the tokens of its blocks; only the context's last block may be partly filled."""
-        layout = self._layout
-        expected = tokens * (layout.block_bytes // layout.block_size)
+        expected = tokens * layout.token_bytes
         if len(chunk.payload) != expected:
             begin = chunk.first_block * layout.block_size
             raise TransferRejected(

@@ -6,7 +6,14 @@ from collections.abc import Iterable, Sequence
 
 from baton.core.types import KvChunk, KvConfirmation, KvHandshake, KvSource, TierBlock, TierChanges
 from baton.rpc.wire.guard import encodes, require
-from baton.rpc.wire.types import handshake_from_wire, handshake_to_wire, ticket_from_wire, ticket_to_wire
+from baton.rpc.wire.types import (
+    handshake_from_wire,
+    handshake_to_wire,
+    kv_format_from_wire,
+    kv_format_to_wire,
+    ticket_from_wire,
+    ticket_to_wire,
+)
 from protos.baton.v1 import kvtransfer_pb2 as pb
 
 
@@ -19,6 +26,7 @@ def chunk_to_wire(chunk: KvChunk) -> pb.OfferRequest:
         payload=chunk.payload,
         checksums=chunk.checksums,
         source=None if chunk.source is None else _source_to_wire(chunk.source),
+        format=None if chunk.format is None else kv_format_to_wire(chunk.format),
     )
 
 
@@ -31,6 +39,7 @@ def chunk_from_wire(message: pb.OfferRequest) -> KvChunk:
         payload=message.payload,
         checksums=tuple(message.checksums),
         source=_source_from_wire(message.source) if message.HasField("source") else None,
+        format=kv_format_from_wire(message.format) if message.HasField("format") else None,
     )
 
 

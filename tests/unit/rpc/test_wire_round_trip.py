@@ -83,7 +83,7 @@ LIMITS = st.builds(
 )
 CANDIDATE = st.builds(types.Candidate, NAME, NAME, UINT64)
 TICKET = st.builds(types.Ticket, NAME, ATTEMPT, NAME, UINT64)
-FORMAT = st.builds(types.KvFormat, NAME, *[st.integers(1, 2**32 - 1)] * 4, NAME)
+FORMAT = st.builds(types.KvFormat, NAME, *[st.integers(1, 2**32 - 1)] * 4, NAME, st.integers(1, 2**32 - 1))
 DOOR = st.builds(types.LocalDoor, TEXT, st.binary(max_size=16))
 HANDSHAKE = st.builds(
     types.KvHandshake, NAME, UINT64, TEXT, TEXT, FORMAT, UINT32, tuples(TEXT), tuples(TEXT), TEXT, st.none() | DOOR
@@ -101,7 +101,14 @@ TOKEN_CHUNK = st.builds(
 BLOCKS = st.integers(1, 2**32 - 1)
 SOURCE = st.builds(types.KvSource, UINT64, IDS)
 CHUNK = st.builds(
-    types.KvChunk, TICKET, UINT32, BLOCKS, st.binary(max_size=64), tuples(st.binary(max_size=16)), st.none() | SOURCE
+    types.KvChunk,
+    TICKET,
+    UINT32,
+    BLOCKS,
+    st.binary(max_size=64),
+    tuples(st.binary(max_size=16)),
+    st.none() | SOURCE,
+    st.none() | FORMAT,
 )
 TIER_NAMES = tuples(st.binary(min_size=16, max_size=16))
 TIER_CHANGES = st.builds(types.TierChanges, UINT64, UINT64, st.booleans(), TIER_NAMES, TIER_NAMES)
