@@ -14,6 +14,8 @@ from tests.launched import RunningStack, running_stack
 
 ALWAYS_REMOTE = ("planner.local_prefill_max_tokens=0", "gateway.planner_budget_ms=10000", "engine.dtype=float32")
 CONCURRENCY = 4
+OVER_PROCESSES = ("llama-gqa-tied", "mixtral")
+"""With those of test_real_engine_traffic the models that are least alike; the others when slow tests run."""
 
 
 async def assert_exact_over_the_split_path(running: RunningStack, goldens: list[Golden]) -> None:
@@ -57,7 +59,13 @@ async def assert_decode_computed_no_prompt(
     assert shipped == uncached * per_token
 
 
-@pytest.mark.parametrize("directory", TINY, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "directory",
+    [
+        pytest.param(path, id=path.name, marks=() if path.name in OVER_PROCESSES else pytest.mark.slow)
+        for path in TINY
+    ],
+)
 def test_tiny_goldens_are_exact_over_the_split_path(directory: Path) -> None:
     async def main() -> None:
         async with running_stack(str(directory), *ALWAYS_REMOTE, "engine.kv_cache_mb=32") as running:
