@@ -13,7 +13,7 @@ from tests.goldens import DATA, TINY, Golden, read_goldens
 from tests.launched import RunningStack, running_stack
 
 ALWAYS_REMOTE = ("planner.local_prefill_max_tokens=0", "gateway.planner_budget_ms=10000", "engine.dtype=float32")
-CONCURRENCY = 4
+CONCURRENCY = 12
 OVER_PROCESSES = ("llama-gqa-tied", "mixtral")
 """With those of test_real_engine_traffic the models that are least alike; the others when slow tests run."""
 
@@ -96,9 +96,11 @@ def test_qwen_coder_goldens_are_exact_over_the_split_path(qwen_coder_directory: 
 
 
 async def assert_texts_and_messages_give_the_same(running: RunningStack, goldens: list[Golden]) -> None:
-    for golden in goldens:
+    async def one(golden: Golden) -> None:
         request = replace(golden.by_ids(), prompt_token_ids=None, messages=golden.messages, text=golden.text)
         answer = await running.ask(golden.id, request)
         assert answer.error is None, (golden.id, answer.error)
         assert tuple(answer.token_ids) == golden.output and answer.text == golden.output_text
         assert answer.usage.prompt_tokens == len(golden.prompt)
+
+    await asyncio.gather(*(one(golden) for golden in goldens))
