@@ -22,10 +22,12 @@ UNDISTURBED = EngineConfig(kv_blocks=500, block_size=16, max_step_tokens=512)
 async def expected(request: GenerateRequest) -> Answer:
     """The answer of parts in this process that nothing happens to."""
     answer = Answer("undisturbed")
-    async with Stack(prefill=0, decode=1, engine=UNDISTURBED) as stack:
-        async with closing(stack.gateway.generate(request, PRINCIPAL)) as chunks:
-            async for chunk in chunks:
-                answer.add(chunk, 0.0)
+    async with (
+        Stack(prefill=0, decode=1, engine=UNDISTURBED) as stack,
+        closing(stack.gateway.generate(request, PRINCIPAL)) as chunks,
+    ):
+        async for chunk in chunks:
+            answer.add(chunk, 0.0)
     assert answer.finish is not None
     return answer
 

@@ -61,10 +61,7 @@ async def assert_decode_computed_no_prompt(
 
 @pytest.mark.parametrize(
     "directory",
-    [
-        pytest.param(path, id=path.name, marks=() if path.name in OVER_PROCESSES else pytest.mark.slow)
-        for path in TINY
-    ],
+    [pytest.param(path, id=path.name, marks=() if path.name in OVER_PROCESSES else pytest.mark.slow) for path in TINY],
 )
 def test_tiny_goldens_are_exact_over_the_split_path(directory: Path) -> None:
     async def main() -> None:
