@@ -12,8 +12,13 @@ from baton.core.types import EngineStats, PrefillMode
 from tests.goldens import DATA, TINY, Golden, read_goldens
 from tests.launched import RunningStack, running_stack
 
-ALWAYS_REMOTE = ("planner.local_prefill_max_tokens=0", "gateway.planner_budget_ms=10000", "engine.dtype=float32")
-CONCURRENCY = 12
+ALWAYS_REMOTE = (
+    "planner.local_prefill_max_tokens=0",
+    "gateway.planner_budget_ms=10000",
+    "engine.dtype=float32",
+    "engine.threads=1",  # two engines at once
+)
+CONCURRENCY = 24
 OVER_PROCESSES = ("llama-gqa-tied", "mixtral")
 """With those of test_real_engine_traffic the models that are least alike; the others when slow tests run."""
 
