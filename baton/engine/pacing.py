@@ -8,6 +8,8 @@ from __future__ import annotations
 
 LEARNING = 0.25  # weight of the newest step
 WHOLE_WEIGHT_TOKENS = 512  # of prompts in a step; fewer teach less, for what every step costs weighs more in them
+TELLING_TOKENS = 256  # fewer say only how cheap a token is at most: every step costs something
+OUTLIER = 2.0  # a step that was this many times too slow was held up by something else
 UNMEASURED_TOKENS = 256  # of prompts, in a step beside rows, before any chunk has been measured
 LEAST_TOKENS = 64  # the same, when the rows alone take too long: prompts go on, slowly
 
@@ -32,9 +34,15 @@ class StepPace:
             return
         # Rows that have grown many since they were last measured alone must not eat up the whole step.
         own = max(seconds - self.row_seconds, seconds / 4) if rows else seconds
-        self._token_seconds = _moved(
-            self._token_seconds, own / tokens, LEARNING * min(1.0, tokens / WHOLE_WEIGHT_TOKENS)
-        )
+        self._learn_price(own / tokens, tokens)
+
+    def _learn_price(self, seconds: float, tokens: int) -> None:
+        """Each of ``tokens`` tokens took ``seconds``, or less if they were few."""
+        known = self._token_seconds
+        if tokens < TELLING_TOKENS and (not known or seconds >= known):
+            return
+        seen = min(seconds, OUTLIER * known) if known else seconds
+        self._token_seconds = _moved(known, seen, LEARNING * min(1.0, tokens / WHOLE_WEIGHT_TOKENS))
 
     def chunk_tokens(self, rows: int) -> int:
         """How many tokens of prompts a step may have beside ``rows`` decode rows."""
