@@ -160,18 +160,18 @@ class KvSender:
     ) -> AsyncGenerator[FilledBlocks, None]:
         """The blocks of each offer: finished ones, without the skipped ones, as many as ``transport`` takes at most.
 
-        Offers of blocks that are there already grow from the size of the transport's first: where fronts digest, the
-        receiver begins early to copy while the next ones are digested, and many bytes take few offers.
+        Of many blocks that are there already the first offer is smaller: where fronts digest, the receiver begins early
+        to copy while the next ones are digested. Each further offer would cost more than it brings.
         """
         most, at_first = self._most_blocks(transport), self._blocks_of(self._config.first_bytes(transport.name))
         async with closing(run.filled()) as filled:
             async for blocks in filled:
-                count = min(at_first, most)
                 first, stop = max(blocks.first_block, skip_blocks), blocks.first_block + blocks.block_count
+                count = at_first if stop - first > 2 * at_first else most
                 while first < stop:
                     yield blocks.part(first, min(count, stop - first), self._identity.format.block_size)
                     first += count
-                    count = min(2 * count, most)
+                    count = most
 
     def _most_blocks(self, transport: Outgoing) -> int:
         return self._blocks_of(self._config.most_bytes(transport.name))

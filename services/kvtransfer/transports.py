@@ -11,11 +11,13 @@ from baton.core.api import EngineApi
 from baton.core.clock import Clock, SystemClock
 from baton.core.errors import ConfigError
 from baton.core.types import KvHandshake, LocalDoor
+from baton.engine.native.block_copy import best_block_copy
 from services.kvtransfer.config import KvTransferConfig
 from services.kvtransfer.cuda_ipc import cuda_ipc
 from services.kvtransfer.door import host_name
 from services.kvtransfer.handshake import identity
 from services.kvtransfer.nccl import NcclIncoming, NcclOutgoing
+from services.kvtransfer.pool_blocks import pool_blocks
 from services.kvtransfer.shm import shared_memory
 from services.kvtransfer.staging import staging
 from services.kvtransfer.tcp import TcpIncoming, TcpOutgoing
@@ -44,12 +46,13 @@ def open_transports(
     """ConfigError when the configuration names transports of which this worker has none."""
     layout, checksums = engine.card.format, config.checksum_policy
     with ExitStack() as stack:
+        here = stack.enter_context(pool_blocks(engine.pool, layout, best_block_copy()))
         outgoing: list[Outgoing] = []
         incoming: list[Incoming] = []
         doors: list[LocalDoor] = []
         for mapped in (
             stack.enter_context(cuda_ipc(engine, epoch, config)),
-            stack.enter_context(shared_memory(engine, epoch, config)),
+            stack.enter_context(shared_memory(engine, epoch, config, here)),
         ):
             if mapped is not None:
                 outgoing.append(mapped.outgoing)
@@ -64,7 +67,7 @@ def open_transports(
             outgoing.append(sends)
             incoming.append(takes)
         if TransportName.TCP in config.transports:
-            outgoing.append(TcpOutgoing(layout, checksums, engine.pool))
+            outgoing.append(TcpOutgoing(layout, checksums, here))
         if not outgoing:
             raise ConfigError(f"kvtransfer.transports: this worker has none of {', '.join(config.transports)}")
         order = list(TransportName)
