@@ -1,7 +1,7 @@
-"""Whether memory stays flat under load: what this process and its engine have for themselves, and what a GPU has in use.
+"""Whether memory stays flat under load: what this process and its engine have for themselves, and what a GPU has.
 
-Pages of files (code that is first run, kernels that are first loaded) are resident, too, and told of, but the system can
-take them back: they are no leak.
+Pages of files (code that is first run, kernels that are first loaded) are resident, too, and told of, but the system
+can take them back: they are no leak.
 """
 
 from __future__ import annotations

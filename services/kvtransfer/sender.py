@@ -175,21 +175,21 @@ class KvSender:
     ) -> AsyncGenerator[FilledBlocks, None]:
         """The blocks of each offer: finished ones, without the skipped ones, as many as ``transport`` takes at most.
 
-        To a receiver of another block size those that fill whole blocks there.
-        Offers of blocks that are there already grow from the size of the transport's first: where fronts digest, the
-        receiver begins early to copy while the next ones are digested, and many bytes take few offers.
+        To a receiver of another block size those that fill whole blocks there. Of many blocks that are there already
+        the first offer is smaller: where fronts digest, the receiver begins early to copy while the next ones are
+        digested. Each further offer would cost more than it brings.
         """
         most = self._most_blocks(transport, conversion)
         at_first = conversion.at_most(self._blocks_of(self._config.first_bytes(transport.name)))
         skipped = conversion.first_block(skip_blocks)
         async with closing(run.filled()) as filled, aclosing(conversion.grouped(filled)) as groups:
             async for blocks in groups:
-                count = min(at_first, most)
                 first, stop = max(blocks.first_block, skipped), blocks.first_block + blocks.block_count
+                count = min(at_first if stop - first > 2 * at_first else most, most)
                 while first < stop:
                     yield blocks.part(first, min(count, stop - first), self._identity.format.block_size)
                     first += count
-                    count = min(2 * count, most)
+                    count = most
 
     def _most_blocks(self, transport: Outgoing, conversion: Conversion) -> int:
         """Of one offer. What is converted passes the receiver's front, which serves others meanwhile."""

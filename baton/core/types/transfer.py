@@ -116,17 +116,24 @@ class KvChunk:
 
     In place of a ``payload`` a ``source`` says from where the receiver, who has mapped that pool, is to copy them.
     ``first_block`` is the ordinal in the sequence (block 0 holds positions 0..block_size-1), ``checksums`` one 128-bit
-    digest a block (empty when policy turns them off). ``format`` is that of the sender's blocks, which are counted
-    here, where it is not the receiver's.
+    digest a block (empty when policy turns them off). A sender may leave a payload in ``pieces``, which the wire puts
+    together: they are views of blocks that have to stay as they are until the chunk has been answered. ``format`` is
+    that of the sender's blocks, which are counted here, where it is not the receiver's.
     """
 
     ticket: Ticket
     first_block: int
     block_count: int
-    payload: bytes
+    payload: bytes | memoryview
     checksums: tuple[bytes, ...] = ()
     source: KvSource | None = None
     format: KvFormat | None = None
+    pieces: tuple[bytes | memoryview, ...] = ()
+
+    @property
+    def body(self) -> bytes | memoryview:
+        """The payload in one piece."""
+        return b"".join(self.pieces) if self.pieces else self.payload
 
 
 @dataclass(frozen=True, slots=True)

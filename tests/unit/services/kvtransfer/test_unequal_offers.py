@@ -85,11 +85,11 @@ class Held:
     cached_tokens: int = 0
     stored: dict[int, bytes] = field(default_factory=dict[int, bytes])
 
-    async def write_blocks(self, first_block: int, payload: bytes) -> None:
+    async def write_blocks(self, first_block: int, payload: bytes | memoryview) -> None:
         size = self.layout.block_bytes
         for index in range(len(payload) // size):
             assert first_block + index not in self.stored, "a block is written once"
-            self.stored[first_block + index] = payload[index * size : (index + 1) * size]
+            self.stored[first_block + index] = bytes(payload[index * size : (index + 1) * size])
 
     async def read_blocks(self, first_block: int, block_count: int) -> bytes:
         return b"".join(self.stored[ordinal] for ordinal in range(first_block, first_block + block_count))
@@ -190,7 +190,7 @@ def test_a_block_of_the_sender_that_the_receiver_holds_in_part_comes_whole_and_i
 
 def test_an_offer_to_be_converted_is_a_message_at_most_since_a_front_converts_it() -> None:
     async def run() -> None:
-        for target, offers in ((LARGE, [(first, 2) for first in range(0, 12, 2)]), (SMALL, [(0, 2), (2, 4), (6, 6)])):
+        for target, offers in ((LARGE, [(first, 2) for first in range(0, 12, 2)]), (SMALL, [(0, 2), (2, 10)])):
             pair = Pair(SMALL, target, AsSharedMemory)
             pair.receiver._transports[TransportName.SHM] = pair.receiver._transports[TransportName.TCP]
             await pair.ship(Run(SMALL, FilledBlocks(0, 12, 48)), Held(target), 0, 48)
@@ -224,7 +224,7 @@ def test_what_does_not_fit_is_refused_by_name_and_nothing_is_stored() -> None:
                 with pytest.raises(TransferRejected, match=why):
                     await pair.receiver.offer(bad)
             with pytest.raises(CorruptTransfer, match="block 3 does not match its checksum as received"):
-                await pair.receiver.offer(replace(good, payload=good.payload[:-1] + b"x"))
+                await pair.receiver.offer(replace(good, payload=bytes(good.body)[:-1] + b"x"))
             assert held.stored == {}
             await pair.receiver.offer(good)
             with pytest.raises(TransferRejected, match="3 blocks are not valid, the first is 1"):
