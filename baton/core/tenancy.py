@@ -6,7 +6,7 @@ import re
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from baton.core.errors import InvalidRequest
-from baton.core.types import Account, KeyRecord, Limits, Metric, ModelLimits, Organisation, Tenant
+from baton.core.types import Account, KeyRecord, Limits, Metric, ModelLimits, Organisation, TenancyRecord, Tenant
 
 MAX_LIMIT = 10**12  # sums of a month stay exact in the 53 bits that Redis scripts count with
 MAX_PRIORITY = 100
@@ -64,6 +64,17 @@ def check_tenant(tenant: Tenant) -> None:
         check_name("tenant.sharing_group", tenant.sharing_group)
     _check_models("tenant.models", tenant.models)
     _check_level("tenant", tenant.limits, tenant.model_limits)
+
+
+def check_record(record: TenancyRecord) -> None:
+    """By the check of its kind."""
+    match record:
+        case Organisation():
+            check_organisation(record)
+        case Tenant():
+            check_tenant(record)
+        case KeyRecord():
+            check_key(record)
 
 
 def check_key(key: KeyRecord) -> None:
