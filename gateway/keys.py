@@ -9,7 +9,8 @@ slower than SHA-256 is called for. The file (TOML, or JSON by its suffix)::
     tenant = "local"
     secret_sha256 = "<hex>"
     models = ["smollm2-135m-instruct"]   # optional: without it, all
-    priority = 10                        # optional, -100 to 100, 0 without it: higher goes first in every queue
+    priority = 10                        # optional, -100 to 100, 0 without it: higher goes first among the tenant's
+    tier = "gold"                        # optional, gold, silver or bronze, which it is without; one for each tenant
 
 Gateways that share the file derive the same salts, so their tenants share prefix hits across gateways.
 """
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import cast
 
 from baton.core.errors import ConfigError, PermissionDenied, Unauthenticated
-from baton.core.types import Principal
+from baton.core.types import Principal, Tier
 
 SALT_BYTES = 16
 MIN_SECRET_DIGITS = 32
@@ -44,6 +45,7 @@ class ApiKey:
     secret_sha256: str = field(repr=False)
     models: tuple[str, ...] | None = None
     priority: int = 0
+    tier: Tier = Tier.BRONZE
 
 
 def new_key(key_id: str, tenant: str, models: tuple[str, ...] | None = None) -> tuple[str, ApiKey]:
@@ -64,6 +66,7 @@ def dump_keys(server_secret: str, keys: Iterable[ApiKey]) -> str:
         {"id": key.id, "tenant": key.tenant, "secret_sha256": key.secret_sha256}
         | ({} if key.models is None else {"models": list(key.models)})
         | ({} if key.priority == 0 else {"priority": key.priority})
+        | ({} if key.tier is Tier.BRONZE else {"tier": key.tier.value})
         for key in keys
     ]
     return json.dumps({"server_secret": server_secret, "keys": entries}, indent=2) + "\n"
@@ -77,9 +80,14 @@ class KeyRing:
             raise ConfigError(f"server_secret: must have at least {MIN_SECRET_DIGITS} digits, got {len(server_secret)}")
         self._server_secret = server_secret.encode()
         self._keys: dict[str, ApiKey] = {}
+        tiers: dict[str, Tier] = {}
         for key in keys:
             if key.id in self._keys:
                 raise ConfigError(f"keys: id {key.id!r} appears twice")
+            if tiers.setdefault(key.tenant, key.tier) is not key.tier:
+                raise ConfigError(
+                    f"keys: tenant {key.tenant!r} has keys of the tiers {tiers[key.tenant]} and {key.tier}"
+                )
             self._keys[key.id] = key
 
     def authenticate(self, presented: str | None) -> Principal:
@@ -92,7 +100,7 @@ class KeyRing:
         matches = hmac.compare_digest(hashlib.sha256(secret.encode()).hexdigest(), expected)
         if key is None or not matches:
             raise Unauthenticated("the API key is not valid")
-        return Principal(key.tenant, key.id, self.salt(key.tenant), key.priority)
+        return Principal(key.tenant, key.id, self.salt(key.tenant), key.priority, key.tier)
 
     def salt(self, tenant: str) -> bytes:
         """What keeps this tenant's KV blocks apart from everyone else's."""
@@ -128,7 +136,7 @@ def load_keys(path: Path) -> KeyRing:
 
 
 def _parse_key(entry: object, where: str) -> ApiKey:
-    table = _table(entry, where, {"id", "tenant", "secret_sha256", "models", "priority"})
+    table = _table(entry, where, {"id", "tenant", "secret_sha256", "models", "priority", "tier"})
     digest = _text(table, "secret_sha256", where).lower()
     if len(digest) != len(_NOBODY) or set(digest) - set("0123456789abcdef"):
         raise ConfigError(f"{where}.secret_sha256: must be {len(_NOBODY)} hex digits, got {len(digest)} characters")
@@ -141,7 +149,14 @@ def _parse_key(entry: object, where: str) -> ApiKey:
     key_id = _text(table, "id", where)
     if "." in key_id:
         raise ConfigError(f"{where}.id: must hold no dot, got {key_id!r}")
-    return ApiKey(key_id, _text(table, "tenant", where), digest, allowed, _priority(table, where))
+    return ApiKey(key_id, _text(table, "tenant", where), digest, allowed, _priority(table, where), _tier(table, where))
+
+
+def _tier(table: Mapping[str, object], where: str) -> Tier:
+    value = table.get("tier", Tier.BRONZE.value)
+    if value not in list(Tier):
+        raise ConfigError(f"{where}.tier: must be one of {', '.join(Tier)}, got {value!r}")
+    return Tier(value)
 
 
 def _priority(table: Mapping[str, object], where: str) -> int:

@@ -141,6 +141,7 @@ class Gateway:
             prompt_tokens=len(prompt),
             max_tokens=max_tokens,
             priority=principal.priority,
+            tier=principal.tier,
         )
         eos = frozenset[int]() if request.stop.ignore_eos else frozenset(card.eos_token_ids)
         base = TokenRequest(
@@ -153,6 +154,7 @@ class Gateway:
             prompt_logprobs=request.prompt_logprobs,
             priority=principal.priority,
             tenant=principal.tenant,
+            tier=principal.tier,
             salt=principal.salt,
         )
         streams: list[ChoiceStream] = []

@@ -26,6 +26,7 @@ from baton.core.types.fleet import (
     Role,
     WorkerState,
 )
+from baton.core.types.tenancy import Tier
 from baton.core.types.tokens import (
     Attempt,
     CacheClass,
@@ -83,6 +84,7 @@ __all__ = [
     "Sampling",
     "StopRules",
     "Ticket",
+    "Tier",
     "TokenChunk",
     "TokenLogprob",
     "TokenRequest",

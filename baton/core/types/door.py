@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from baton.core.types.tenancy import Tier
 from baton.core.types.tokens import FinishReason, Placement, Sampling, StopRules, TokenLogprob, Usage
 
 
@@ -75,9 +76,11 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who is calling: made by the gateway from an API key, never by a client. Higher ``priority`` is served first."""
+    """Who is calling: made by the gateway from an API key, never by a client. Higher ``priority`` is served first among
+    the tenant's requests; the ``tier`` is the tenant's own."""
 
     tenant: str
     key_id: str
     salt: bytes = field(default=b"", repr=False)
     priority: int = 0
+    tier: Tier = Tier.BRONZE

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from baton.core.types.tenancy import Tier
 from baton.core.types.tokens import CachePolicy
 from baton.core.types.transfer import KvFormat
 
@@ -93,6 +94,8 @@ class ProcessRecord:
     stats: EngineStats = EngineStats()
     tokens_per_second: float = 0.0
     beats: int = 0
+    labels: tuple[str, ...] = ()  # of a worker: pools that it belongs to
+    pools: tuple[str, ...] = ()  # of a planner: its map of tenants and tiers to labels, see baton.core.pools
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,7 @@ class PlanQuery:
     priority: int = 0
     avoid: tuple[str, ...] = ()  # worker ids that this request has seen fail
     attention_window: int | None = None  # of an earlier hop, which a later one must keep
+    tier: Tier = Tier.BRONZE
 
 
 @dataclass(frozen=True, slots=True)

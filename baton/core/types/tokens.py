@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from baton.core.types.tenancy import Tier
+
 
 class FinishReason(StrEnum):
     STOP = "stop"  # EOS, a stop token id, or a stop string
@@ -117,8 +119,9 @@ class TokenRequest:
     stop: StopRules = StopRules()
     logprobs: int | None = None  # None: none; 0: the drawn token only; n: with the n likeliest
     prompt_logprobs: int | None = None
-    priority: int = 0  # higher goes first
-    tenant: str = ""
+    priority: int = 0  # higher goes first among its tenant's
+    tenant: str = ""  # whose share of a worker it uses; as the tier and the salt, set by the gateway and nobody else
+    tier: Tier = Tier.BRONZE
     salt: bytes = b""
     timeout: float | None = None  # seconds left when it was sent
     attention_window: int | None = None  # a token sees so many at most, itself included; None: as the model does
