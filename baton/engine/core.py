@@ -16,7 +16,7 @@ from collections.abc import Sequence as Blocks
 from typing import NamedTuple
 
 from baton.core.clock import Clock
-from baton.core.errors import BatonError, Expired, InvalidRequest, TransferRejected
+from baton.core.errors import BatonError, InvalidRequest, TransferRejected
 from baton.core.types import EngineStats, FilledBlocks, FinishReason, FirstToken, TokenChunk, TokenLogprob, TokenRequest
 from baton.engine.block_access import readable_blocks, writable_blocks
 from baton.engine.blocks import BlockPool
@@ -135,9 +135,12 @@ class EngineCore:
 
     def admit(self) -> None:
         """End what has expired and give blocks to those who wait for them."""
-        for sequence in self._scheduler.expired():
-            self._fail(sequence, Expired("the request's deadline passed in the engine"))
-        for sequence in self._scheduler.admit():
+        for sequence, error in self._scheduler.expired():
+            self._fail(sequence, error)
+        admitted, preempted = self._scheduler.admit()
+        for sequence in preempted:
+            self._runner.forget(sequence.key)
+        for sequence in admitted:
             self._on_admitted(sequence)
 
     def run(self) -> bool:
@@ -189,11 +192,13 @@ class EngineCore:
             self._limits.check(request)
             deadline = None if request.timeout is None else self._clock.now() + request.timeout
             sequence = Sequence(key, work, request, self._card, deadline=deadline, compute_up_to=compute_up_to)
-            self._scheduler.submit(sequence)
+            gives_way = self._scheduler.submit(sequence)
         except BatonError as error:
             self._events.append(Failed(key, error))
-        else:
-            self._live[key] = sequence
+            return
+        self._live[key] = sequence
+        if gives_way is not None:
+            self._fail(gives_way, self._scheduler.overloaded())
 
     def _start(self, key: int, first: FirstToken | None) -> None:
         sequence = self._live.get(key)

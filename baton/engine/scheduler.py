@@ -1,9 +1,10 @@
 """Who runs in the next step, and who waits: continuous batching with chunked prefill. Pure, with an injected clock.
 
-Order is by priority, then arrival, everywhere: in the waiting queue, for decode rows, for prefill chunks. The head of
-the queue is never overtaken by a later one that happens to fit, so nobody starves. When blocks run out, the youngest
-sequence of the lowest priority gives up its blocks, goes back to where its rank puts it in the queue (the front of its
-priority) and is recomputed later; its tokens stay, so none is drawn or delivered twice.
+Who is admitted next is decided by ``waiting.py``, whose prompts a step computes first by ``prompt_order.py``; both go
+by what tenants and tiers have had (``shares.py``). Running sequences are ordered by tier, priority and arrival. When
+blocks run out, the last of them that can gives up its blocks, waits again and is recomputed later; its tokens stay, so
+none is drawn or delivered twice. So nobody loses its blocks to a lower tier. Those of lower tiers that use more than is
+reserved for their tier also lose them to a request of a tier that has less.
 
 While a step is in flight the blocks given up are not free before it has finished. Whoever needed them misses a step,
 and until its next one nobody is admitted into what it waits for.
@@ -11,17 +12,23 @@ and until its next one nobody is admitted into what it waits for.
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections import deque
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from baton.core.clock import Clock
-from baton.core.errors import Overloaded
+from baton.core.errors import Expired, Overloaded
 from baton.engine.blocks import BlockPool
 from baton.engine.config import EngineConfig
+from baton.engine.prompt_order import PromptOrder, tenants
+from baton.engine.reclaim import borrowers
 from baton.engine.runner import Part
 from baton.engine.sequence import Sequence, Stage
+from baton.engine.shares import FairShares
 from baton.engine.speculation import Speculator
+from baton.engine.waiting import WaitingQueue, rank
 
 DEPARTURES = 16  # recent ends of requests from which the time to the next free place is estimated
 RETRY_SECONDS = (0.1, 10.0)  # bounds of what a refused caller is told to wait
@@ -40,8 +47,11 @@ class Step(NamedTuple):
         self.parts.append(sequence.launch(sequence.launched + count))
 
 
-def _rank(sequence: Sequence) -> tuple[int, int]:
-    return sequence.rank
+class Admission(NamedTuple):
+    """Who has been given blocks, and who lost them for that."""
+
+    admitted: list[Sequence]
+    preempted: list[Sequence]
 
 
 class Scheduler:
@@ -54,8 +64,11 @@ class Scheduler:
         self._clock = clock
         # A decode row for everyone who runs fits into a step, so nobody is ever left out of one.
         self._max_admitted = min(config.max_running, config.max_step_tokens)
-        self._waiting: list[Sequence] = []
+        self._shares = FairShares(config, pool.total, self._max_admitted)
+        self._waiting = WaitingQueue(self._shares, self._blocks_wanted, self._new_blocks, self._fits, self._settle)
+        self._order = PromptOrder(self._shares, config.max_step_tokens)
         self._running: list[Sequence] = []
+        self._planned = 0  # steps
         self._resting = 0  # admitted, but not part of steps: held or pinned
         self._arrivals = 0
         self._departures: deque[float] = deque(maxlen=DEPARTURES)
@@ -78,43 +91,67 @@ class Scheduler:
 
     # --- the life of a sequence ---------------------------------------------------------------------------------------
 
-    def submit(self, sequence: Sequence) -> None:
-        """Queue a new sequence, or raise Overloaded at once: the queue is bounded."""
+    def submit(self, sequence: Sequence) -> Sequence | None:
+        """Queue a new sequence. The queue is bounded: with it full either somebody gives way, who is returned and must
+        be dropped, or Overloaded is raised at once."""
+        now = self._clock.now()
+        self._shares.join(sequence)
+        gives_way = None
         if len(self._waiting) >= self._config.max_waiting:
-            raise Overloaded(
-                f"engine queue is full: {len(self._waiting)} requests wait (max_waiting)",
-                retry_after=self._retry_after(),
-            )
+            gives_way = self._waiting.gives_way(sequence)
+            if gives_way is None:
+                reason = self._waiting.reason(sequence)
+                self._shares.leave(sequence, now)
+                raise self.overloaded(f"; {reason}" if reason else "")
         sequence.arrival = self._arrivals
         self._arrivals += 1
-        insort(self._waiting, sequence, key=_rank)
+        sequence.submitted_at = now
+        self._waiting.add(sequence, now)
+        return gives_way
 
-    def admit(self) -> list[Sequence]:
-        """Give blocks to waiting sequences, in order, until one does not fit. Returns the newly admitted.
+    def overloaded(self, reason: str = "; its place goes to a request with a better claim to it") -> Overloaded:
+        """What somebody is told who has no place in the queue, or has to give it away."""
+        return Overloaded(
+            f"engine queue is full: {len(self._waiting)} requests wait (max_waiting){reason}",
+            retry_after=self._retry_after(),
+        )
 
-        Nobody who waits has a row in flight: a step that preempts is launched just before the one before it is
-        collected, and both come before the next admission.
+    def admit(self) -> Admission:
+        """Give blocks to waiting sequences, in order, until one does not fit.
+
+        Nobody who may be admitted has a row in flight. A step that preempts is launched just before the one before it
+        is collected, and both come before the next admission; who is preempted here waits until then.
         """
-        admitted: list[Sequence] = []
-        while (sequence := self._admissible()) is not None:
+        now = self._clock.now()
+        admission = Admission([], [])
+        while (sequence := self._waiting.next(now)) is not None:
+            if not self._fits(sequence) and not self._reclaim(sequence, admission.preempted):
+                break
             allocation = self._pool.allocate(sequence.sharable_hashes(), self._blocks_wanted(sequence))
             if allocation is None:
                 break
-            self._waiting.pop(0)
+            self._waiting.take(sequence, now)
             sequence.give_blocks(allocation)
             self._pool.keep(sequence.kept_hits)
-            if not sequence.is_prefill and not sequence.preemptions:
+            is_held = not sequence.is_prefill and not sequence.preemptions
+            self._shares.admit(sequence, is_fixed=is_held or sequence.is_prefill)
+            if is_held:
                 sequence.stage = Stage.HELD
                 self._resting += 1
             else:
                 self._run(sequence)
-            admitted.append(sequence)
-        return admitted
+            admission.admitted.append(sequence)
+        for victim in admission.preempted:
+            self._waiting.add(victim, now)
+        return admission
 
     def start(self, sequence: Sequence) -> None:
         """A held sequence takes part in steps from now on."""
         self._resting -= 1
+        self._shares.unfix(sequence)
+        self._settle((sequence,))
         self._run(sequence)
+        self._waiting.changed()
 
     def pin(self, sequence: Sequence) -> None:
         """A prefill is done: it leaves the steps and keeps its blocks until it is dropped."""
@@ -124,24 +161,40 @@ class Scheduler:
 
     def drop(self, sequence: Sequence) -> None:
         """The sequence ends, in whatever stage; its blocks return to the pool."""
+        now = self._clock.now()
         if sequence.stage is Stage.WAITING:
             self._waiting.remove(sequence)
-        elif sequence.stage is Stage.RUNNING:
-            self._running.remove(sequence)
+            self._settle((sequence,))
         else:
-            self._resting -= 1
+            self._shares.give_back(sequence)
+            if sequence.stage is Stage.RUNNING:
+                self._running.remove(sequence)
+            else:
+                self._resting -= 1
         sequence.stage = Stage.ENDED
         self._pool.release(sequence.take_blocks())
-        self._departures.append(self._clock.now())
+        self._shares.leave(sequence, now)
+        self._waiting.changed()
+        self._departures.append(now)
 
-    def expired(self) -> list[Sequence]:
-        """Waiting and running sequences whose deadline has passed."""
+    def expired(self) -> list[tuple[Sequence, Expired]]:
+        """Waiting and running sequences whose deadline has passed, and what to tell them."""
         now = self._clock.now()
-        return [s for s in (*self._waiting, *self._running) if s.deadline is not None and s.deadline <= now]
+        late = [s for s in (*self._waiting, *self._running) if s.deadline is not None and s.deadline <= now]
+        return [(sequence, self._expiry(sequence)) for sequence in late]
+
+    def _expiry(self, sequence: Sequence) -> Expired:
+        reason = self._waiting.reason(sequence) if sequence.stage is Stage.WAITING else ""
+        return Expired(
+            "the request's deadline passed in the engine" + (f" while it waited; {reason}" if reason else "")
+        )
 
     def next_deadline(self) -> float | None:
-        """The earliest deadline in the queue, when the engine has to look at it again."""
-        return min((s.deadline for s in self._waiting if s.deadline is not None), default=None)
+        """When the engine has to look at the queue again: for a deadline, or for who has waited too long."""
+        times = [s.deadline for s in self._waiting if s.deadline is not None]
+        if self._waiting.due_at < math.inf:
+            times.append(self._waiting.due_at)
+        return min(times, default=None)
 
     # --- a step -------------------------------------------------------------------------------------------------------
 
@@ -154,6 +207,7 @@ class Scheduler:
         step = Step([], [], [])
         unfinished: list[Sequence] = []
         self._owed = 0
+        self._planned += 1
         for sequence in tuple(self._running):
             pending = sequence.length - sequence.launched
             if pending == 1:
@@ -173,6 +227,10 @@ class Scheduler:
 
     def _add_chunks(self, step: Step, unfinished: list[Sequence], budget: int) -> int:
         """Returns what is left of ``budget`` tokens."""
+        now = self._clock.now() if len(unfinished) > 1 and self._compete(unfinished, budget) else None
+        if now is not None:
+            self._settle(self._running)
+            unfinished = self._order.sort(unfinished, self._planned, now)
         for sequence in unfinished:
             if not budget:
                 break
@@ -180,14 +238,24 @@ class Scheduler:
                 chunk = min(sequence.length - sequence.launched, budget, sequence.max_chunk)
                 step.add(sequence, chunk)
                 budget -= chunk
+                self._settle((sequence,))
+                if now is not None:
+                    self._order.used(sequence, chunk, now)
         return budget
+
+    def _compete(self, unfinished: list[Sequence], budget: int) -> bool:
+        """Tenants want more of a step than there is."""
+        wanted = sum(min(s.length - s.launched, s.max_chunk) for s in unfinished)
+        return wanted > budget and tenants(unfinished) > 1
 
     def _room_for_drafts(self, sequence: Sequence, count: int) -> int:
         """For how many of ``count`` drafts there is room. A block that another one may soon need is not taken."""
         while sequence.capacity < sequence.launched + count and self._pool.available > len(self._running) + self._owed:
+            if self._shares.is_capped(sequence.share, 1):
+                break
             block = self._pool.grow()
             assert block is not None
-            sequence.add_block(block)
+            self._add_block(sequence, block)
         return min(count, sequence.capacity - sequence.launched)
 
     def _make_room(self, sequence: Sequence, preempted: list[Sequence]) -> bool:
@@ -196,37 +264,76 @@ class Scheduler:
         False: there is none for this step, because it was preempted itself or the block is still in use.
         """
         while sequence.stage is Stage.RUNNING:
-            block = self._pool.grow()
+            victim = self._own_victim(sequence)
+            block = self._pool.grow() if victim is None else None
             if block is not None:
-                sequence.add_block(block)
+                self._add_block(sequence, block)
                 return True
-            if self._owed < self._pool.fenced:
+            if victim is None and self._owed < self._pool.fenced:
                 self._owed += 1
                 return False
-            victim = next(s for s in reversed(self._running) if s.is_preemptible)
+            victim = victim or next(s for s in reversed(self._running) if s.is_preemptible)
             self._preempt(victim)
             preempted.append(victim)
+            self._waiting.add(victim, self._clock.now())
         return False
 
+    def _own_victim(self, sequence: Sequence) -> Sequence | None:
+        """Who gives up its blocks because the tenant holds all that it may; nobody if no other of it runs."""
+        if not self._shares.is_capped(sequence.share, 1):
+            return None
+        own = [s for s in self._running if s.share is sequence.share and s.is_preemptible]
+        return own[-1] if len(own) > 1 else None
+
+    def _reclaim(self, sequence: Sequence, preempted: list[Sequence]) -> bool:
+        """Have lower tiers give back what is reserved for the sequence's, if that is enough. Says whether it fits now:
+        while a step in flight may touch the blocks it does not yet."""
+        wanted = self._blocks_wanted(sequence)
+        if not self._shares.has_claim(sequence.share.tier, wanted):
+            return False
+        places = self.running + 1 - self._max_admitted
+        short = self._pool.shortage(sequence.sharable_hashes(), wanted + self._owed) - self._pool.fenced
+        victims = borrowers(sequence, self._running, self._shares, self._pool, places=places, blocks=short)
+        for victim in victims:
+            self._preempt(victim)
+        preempted += victims
+        return bool(victims) and self._fits(sequence)
+
     def _preempt(self, victim: Sequence) -> None:
+        """The victim holds nothing from now on; it has to be queued again."""
         self._running.remove(victim)
+        self._shares.give_back(victim)
         self._pool.release(victim.take_blocks())
         victim.stage = Stage.WAITING
         victim.preemptions += 1
         self.preemptions += 1
-        insort(self._waiting, victim, key=_rank)
 
     def _run(self, sequence: Sequence) -> None:
         sequence.stage = Stage.RUNNING
-        insort(self._running, sequence, key=_rank)
+        insort(self._running, sequence, key=rank)
+
+    def _settle(self, sequences: Iterable[Sequence] | None = None) -> None:
+        self._shares.settle(self._running if sequences is None else sequences)
+
+    def _add_block(self, sequence: Sequence, block: int) -> None:
+        sequence.add_block(block)
+        self._shares.grow(sequence, block)
 
     def _admissible(self) -> Sequence | None:
-        """The head of the queue if it may be admitted now."""
-        if not self._waiting or self.running >= self._max_admitted:
-            return None
-        head = self._waiting[0]
-        fits = self._pool.can_allocate(head.sharable_hashes(), self._blocks_wanted(head) + self._owed)
-        return head if fits else None
+        """Who is next, if it may be admitted now."""
+        sequence = self._waiting.next(self._clock.now()) if self._waiting else None
+        return sequence if sequence is not None and self._fits(sequence) else None
+
+    def _fits(self, sequence: Sequence) -> bool:
+        if self.running >= self._max_admitted:
+            return False
+        return self._pool.can_allocate(sequence.sharable_hashes(), self._blocks_wanted(sequence) + self._owed)
+
+    def _new_blocks(self, sequence: Sequence) -> int:
+        """Blocks that its tenant would hold more if it were admitted."""
+        held = sequence.share.blocks
+        found = self._pool.found(sequence.sharable_hashes())
+        return self._blocks_wanted(sequence) - sum(block in held for block in found)
 
     def _blocks_wanted(self, sequence: Sequence) -> int:
         return sequence.blocks_wanted(self._config.growth_window)
