@@ -21,6 +21,8 @@ def decode_record(data: bytes) -> ProcessRecord:
         known["role"] = Role(fields["role"])
         known["state"] = WorkerState(fields["state"])
         known["card"] = _card(fields["card"]) if fields.get("card") else None
+        known["labels"] = tuple(fields.get("labels", ()))
+        known["pools"] = tuple(fields.get("pools", ()))
         known["stats"] = EngineStats(**_known(EngineStats, fields.get("stats") or {}))
         return ProcessRecord(**known)
     except (KeyError, TypeError, AttributeError) as error:
