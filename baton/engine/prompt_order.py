@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from baton.engine.sequence import Sequence
 from baton.engine.shares import FairShares
 
-BURST_STEPS = 32  # whose reserved tokens a tier may have saved up
+BURST_STEPS = 128  # whose reserved tokens a tier may have saved up
 
 
 class PromptOrder:

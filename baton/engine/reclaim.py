@@ -13,22 +13,32 @@ from baton.engine.shares import FairShares
 
 
 def borrowers(
-    claimant: Sequence, running: Ordered[Sequence], shares: FairShares, pool: BlockPool, *, places: int, blocks: int
+    claimant: Sequence,
+    running: Ordered[Sequence],
+    shares: FairShares,
+    pool: BlockPool,
+    *,
+    has_claim: bool,
+    places: int,
+    blocks: int,
 ) -> list[Sequence]:
     """Sequences that are to be preempted for a claimant that lacks so many ``places`` and ``blocks``.
 
     The last ones of ``running``, which is in order of rank, as many as are needed: of tiers below the claimant's that
-    have more than is reserved for them. Empty when nothing is lacking, or when all of them together were not enough.
-    Whoever was admitted for having waited too long stays.
+    have more than is reserved for them and, unless the claimant's has less than is reserved for it, were charged no
+    less than it by weight. Empty when nothing is lacking, or when all of them together were not enough. Whoever was
+    admitted for having waited too long stays.
     """
     if places <= 0 and blocks <= 0:
         return []
+    own = claimant.share.tier
+    lower = {t for t in shares.tiers if t.place > own.place and (has_claim or t.due >= own.due)}
     victims: list[Sequence] = []
     given_places: Counter[TierShare] = Counter()
     given_blocks: Counter[TierShare] = Counter()
-    for sequence in _lower(claimant, running):
+    for sequence in _preemptible(running):
         tier = sequence.share.tier
-        if not shares.is_borrowing(tier, given_places[tier], given_blocks[tier]):
+        if tier not in lower or not shares.is_borrowing(tier, given_places[tier], given_blocks[tier]):
             continue
         freed = pool.exclusive(sequence.blocks)
         given_places[tier] += 1
@@ -41,6 +51,5 @@ def borrowers(
     return []
 
 
-def _lower(claimant: Sequence, running: Ordered[Sequence]) -> Iterable[Sequence]:
-    place = claimant.share.tier.place
-    return (s for s in reversed(running) if s.share.tier.place > place and s.is_preemptible and not s.was_rescued)
+def _preemptible(running: Ordered[Sequence]) -> Iterable[Sequence]:
+    return (sequence for sequence in reversed(running) if sequence.is_preemptible and not sequence.was_rescued)

@@ -3,8 +3,8 @@
 Who is admitted next is decided by ``waiting.py``, whose prompts a step computes first by ``prompt_order.py``; both go
 by what tenants and tiers have had (``shares.py``). Running sequences are ordered by tier, priority and arrival. When
 blocks run out, the last of them that can gives up its blocks, waits again and is recomputed later; its tokens stay, so
-none is drawn or delivered twice. So nobody loses its blocks to a lower tier. Those of lower tiers that use more than is
-reserved for their tier also lose them to a request of a tier that has less.
+none is drawn or delivered twice. So nobody loses its blocks to a lower tier. Whoever is next also takes them from lower
+tiers that have more than is reserved for them (``reclaim.py``).
 
 While a step is in flight the blocks given up are not free before it has finished. Whoever needed them misses a step,
 and until its next one nobody is admitted into what it waits for.
@@ -286,14 +286,15 @@ class Scheduler:
         return own[-1] if len(own) > 1 else None
 
     def _reclaim(self, sequence: Sequence, preempted: list[Sequence]) -> bool:
-        """Have lower tiers give back what is reserved for the sequence's, if that is enough. Says whether it fits now:
-        while a step in flight may touch the blocks it does not yet."""
+        """Have lower tiers give back what they borrowed, if that is enough. Says whether the sequence fits now: while a
+        step in flight may touch the blocks it does not yet."""
         wanted = self._blocks_wanted(sequence)
-        if not self._shares.has_claim(sequence.share.tier, wanted):
-            return False
         places = self.running + 1 - self._max_admitted
         short = self._pool.shortage(sequence.sharable_hashes(), wanted + self._owed) - self._pool.fenced
-        victims = borrowers(sequence, self._running, self._shares, self._pool, places=places, blocks=short)
+        has_claim = self._shares.has_claim(sequence.share.tier, wanted)
+        victims = borrowers(
+            sequence, self._running, self._shares, self._pool, has_claim=has_claim, places=places, blocks=short
+        )
         for victim in victims:
             self._preempt(victim)
         preempted += victims

@@ -11,7 +11,7 @@ from baton.core.errors import ConfigError
 from baton.core.types import Tier
 
 ENTRY = re.compile(rf"({'|'.join(Tier)})=([^:]+):([^:]+):([^:]+)")
-DEFAULT_TIERS = ("gold=8:0.3:5", "silver=3:0.2:10", "bronze=1:0.1:30")
+DEFAULT_TIERS = ("gold=8:0.5:5", "silver=3:0.2:10", "bronze=1:0.1:30")
 PLACE: Mapping[Tier, int] = {tier: place for place, tier in enumerate(Tier)}  # 0 is the highest
 
 
