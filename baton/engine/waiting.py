@@ -4,7 +4,7 @@ Inside a tenant the order is by priority, then arrival. Of a tier's tenants the 
 the tiers, weighted, likewise; but first come tiers that have less than is reserved for them, from the highest down, and
 before all the oldest request of a tenant that has waited past its tier's bound (one a tenant and bound: a tenant's own
 flood is no starvation). Passed over are tenants that hold all the blocks they may, and tiers whose next request would
-take what others could not get back.
+take, beyond their own reserved share, what others could not get back.
 
 Whoever is next stays next until something changes, so a large request is not overtaken by small ones that happen to
 fit. Only a reserved share may be used past one that waits beyond its bound and does not fit yet, for as long again.
@@ -124,14 +124,13 @@ class WaitingQueue:
             if tier is own.tier:
                 if len(queue) > own.waiting + 1:
                     return fresh
-            elif self._has_more_than_its_share(tier) and (
-                tier.place > own.tier.place or not self._has_more_than_its_share(own.tier)
-            ):
+            elif self._exceeds(tier, 0) and (tier.place > own.tier.place or not self._exceeds(own.tier, 1)):
                 return fresh
         return None
 
-    def _has_more_than_its_share(self, tier: TierShare) -> bool:
-        return tier.waiting > tier.policy.reserved_share * self._count
+    def _exceeds(self, tier: TierShare, more: int) -> bool:
+        """With so many more waiting the tier has more places of the queue than its share."""
+        return tier.waiting + more > tier.policy.reserved_share * self._count
 
     # --- the choice ---------------------------------------------------------------------------------------------------
 
@@ -142,23 +141,23 @@ class WaitingQueue:
         rescue, since = self._overdue(now)
         if rescue is not None and (self._fits(rescue) or now - since >= rescue.share.tier.policy.bound_seconds):
             return rescue, True
-        heads = [head for tier in self._shares.tiers if (head := self._head_of(tier, now)) is not None]
+        heads = [head for tier in self._shares.tiers if (head := self._head_of(tier)) is not None]
         for head in heads:
             if self._shares.has_claim(head.share.tier, self._blocks_wanted(head)):
                 return head, False
         if rescue is not None:
             return rescue, True
-        return min(heads, key=lambda head: head.share.tier.due, default=None), False
+        considerate = [head for head in heads if self._leaves_room(head, now)]
+        return min(considerate, key=lambda head: head.share.tier.due, default=None), False
 
-    def _head_of(self, tier: TierShare, now: float) -> Sequence | None:
+    def _leaves_room(self, head: Sequence, now: float) -> bool:
+        is_fixed = head.is_prefill or not head.preemptions
+        return self._shares.leaves_room(head.share.tier, self._blocks_wanted(head), now, is_fixed=is_fixed)
+
+    def _head_of(self, tier: TierShare) -> Sequence | None:
         heads = (queue[0] for share, queue in self._queues.items() if share.tier is tier)
         able = (head for head in heads if not self._is_capped(head))
-        head = min(able, key=lambda head: (head.share.due, head.arrival), default=None)
-        if head is None:
-            return None
-        is_fixed = head.is_prefill or not head.preemptions
-        has_room = self._shares.leaves_room(tier, self._blocks_wanted(head), now, is_fixed=is_fixed)
-        return head if has_room else None
+        return min(able, key=lambda head: (head.share.due, head.arrival), default=None)
 
     def _overdue(self, now: float) -> tuple[Sequence | None, float]:
         """The request that is longest past its bound, and since when; notes when the next one will be."""
