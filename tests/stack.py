@@ -66,6 +66,7 @@ class Stack:
     runner: Callable[[EngineConfig, StepGate], Runner] | None = None
     network: Callable[[], Network] = DirectNetwork
     texts: dict[str, ModelText] = field(default_factory=dict)  # tokenizers by model name, for the gateway
+    labels: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by worker id
     workers: dict[str, StackWorker] = field(default_factory=dict)
 
     async def __aenter__(self) -> Stack:
@@ -145,6 +146,7 @@ class Stack:
                 state=state,
                 card=worker.engine.card,
                 stats=worker.stats,
+                labels=self.labels.get(worker.me.worker_id, ()),
             )
             await self.registry.register(record, ttl=3600)
         await self._planner.refresh()

@@ -32,6 +32,8 @@ RECORD = ProcessRecord(
     card=CARD,
     stats=EngineStats(total_blocks=10, free_blocks=7, held_blocks=2, cached_blocks=1),
     tokens_per_second=1.5,
+    labels=("h200", "acme-only"),
+    pools=("tenant:acme=acme-only",),
 )
 
 

@@ -26,6 +26,7 @@ from baton.core.types import (
     PlanLimits,
     PrefillRequest,
     PrefillResult,
+    Tier,
     TokenLogprob,
     Usage,
 )
@@ -113,7 +114,7 @@ def test_a_plan_arrives_whole(way: str) -> None:
         limits=PlanLimits(max_tokens=64, max_chunk_tokens=512, seconds=2.5),
         cache=CachePolicy(CacheClass.KEEP, keep_tokens=48),
     )
-    query = replace(QUERY, hop=2, priority=-1, avoid=("decode-7",), attention_window=512)
+    query = replace(QUERY, hop=2, priority=-1, avoid=("decode-7",), attention_window=512, tier=Tier.SILVER)
 
     async def run() -> None:
         domain = ScriptedPlanner(answers(plan))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from baton.core.errors import ConfigError, PermissionDenied, Unauthenticated
+from baton.core.types import Tier
 from gateway.keys import ApiKey, KeyRing, dump_keys, load_keys, new_key, new_server_secret
 
 SECRET = "5" * 64
@@ -66,6 +67,14 @@ def test_a_key_may_have_a_priority(tmp_path: Path) -> None:
     assert (ring.authenticate(plain).priority, ring.authenticate(urgent).priority) == (0, 10)
 
 
+def test_a_keys_tier_is_its_tenants(tmp_path: Path) -> None:
+    (plain, stored), (golden, other) = new_key("a", "acme"), new_key("b", "zeta")
+    path = tmp_path / "keys.json"
+    path.write_text(dump_keys(SECRET, [stored, replace(other, tier=Tier.GOLD)]))
+    ring = load_keys(path)
+    assert (ring.authenticate(plain).tier, ring.authenticate(golden).tier) == (Tier.BRONZE, Tier.GOLD)
+
+
 def test_reads_toml(tmp_path: Path) -> None:
     key, stored = new_key("a", "acme")
     path = tmp_path / "keys.toml"
@@ -88,6 +97,9 @@ ENTRY: dict[str, object] = {"id": "a", "tenant": "acme", "secret_sha256": "0" * 
         ({"server_secret": SECRET, "keys": [ENTRY | {"models": "small"}]}, "models"),
         ({"server_secret": SECRET, "keys": [ENTRY | {"priority": 101}]}, "priority: must be an integer .* got 101"),
         ({"server_secret": SECRET, "keys": [ENTRY | {"priority": True}]}, "priority"),
+        ({"server_secret": SECRET, "keys": [ENTRY | {"tier": "lead"}]}, "tier: must be one of gold, .* got 'lead'"),
+        ({"server_secret": SECRET, "keys": [ENTRY | {"tier": ["gold"]}]}, "tier"),
+        ({"server_secret": SECRET, "keys": [ENTRY, ENTRY | {"id": "b", "tier": "gold"}]}, "tiers bronze and gold"),
         ({"server_secret": SECRET, "keys": [ENTRY | {"id": "a.b"}]}, "dot"),
         ({"server_secret": SECRET, "keys": [ENTRY, ENTRY]}, "twice"),
         ({"server_secret": SECRET, "keys": {}}, "list"),

@@ -18,7 +18,7 @@ from baton.core.errors import (
     UnknownModel,
 )
 from baton.core.streams import closing
-from baton.core.types import ChatMessage, FinishReason, GenerateRequest, StopRules, TokenRequest
+from baton.core.types import ChatMessage, FinishReason, GenerateRequest, StopRules, Tier, TokenRequest
 from baton.telemetry.metrics import PrometheusMeter
 from tests.unit.gateway.asking import ASK, complete, spelled
 from tests.unit.gateway.doubles import CARD, MODEL, VOCAB, Fleet, RankedPlanner, ScriptedDecode, answer, record
@@ -26,14 +26,14 @@ from tests.unit.gateway.doubles import CARD, MODEL, VOCAB, Fleet, RankedPlanner,
 # --- one hop ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_keys_priority_goes_to_the_planner_and_to_the_worker() -> None:
+def test_the_keys_priority_and_its_tenants_tier_go_to_the_planner_and_to_the_worker() -> None:
     async def run() -> None:
         worker = ScriptedDecode("w0")
         fleet = Fleet(worker)
-        fleet.caller = replace(fleet.caller, priority=7)
+        fleet.caller = replace(fleet.caller, priority=7, tier=Tier.SILVER)
         await fleet.ask(ASK)
-        assert [query.priority for query in fleet.planner.queries] == [7]
-        assert [request.tokens.priority for request in worker.requests] == [7]
+        assert [(query.priority, query.tier) for query in fleet.planner.queries] == [(7, Tier.SILVER)]
+        assert [(one.tokens.priority, one.tokens.tier) for one in worker.requests] == [(7, Tier.SILVER)]
 
     asyncio.run(run())
 

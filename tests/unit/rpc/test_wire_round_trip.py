@@ -68,6 +68,7 @@ REQUEST = st.builds(
     prompt_logprobs=st.none() | INT32,
     priority=INT32,
     tenant=TEXT,
+    tier=st.sampled_from(types.Tier),
     salt=st.binary(max_size=8),
     timeout=st.none() | NUMBER,
     attention_window=st.none() | UINT32,
@@ -146,7 +147,11 @@ PAIRS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], Message], Callabl
     "ticket": (TICKET, shared.ticket_to_wire, shared.ticket_from_wire),
     "handshake": (HANDSHAKE, shared.handshake_to_wire, shared.handshake_from_wire),
     "query": (
-        st.builds(types.PlanQuery, NAME, TEXT, TEXT, UINT32, UINT32, UINT32, INT32, tuples(TEXT)),
+        st.builds(
+            types.PlanQuery,
+            *(NAME, TEXT, TEXT, UINT32, UINT32, UINT32, INT32, tuples(TEXT)),
+            tier=st.sampled_from(types.Tier),
+        ),
         planner.query_to_wire,
         planner.query_from_wire,
     ),
