@@ -178,6 +178,7 @@ class Stack:
             request.tenant,
             len(request.prompt),
             request.stop.max_tokens,
+            tier=request.tier,
         )
         plan = await self.planner.plan(query)
         directed = DecodeRequest(request, plan.prefill, plan.local_prefill_max_tokens)

@@ -216,7 +216,8 @@ def test_prompt_tokens_of_a_step_go_to_the_tier_they_are_reserved_for() -> None:
     def watch(parts: Sequence[Part]) -> None:
         steps.append({part.key: part.end - part.start for part in parts})
 
-    driver = Driver(256, max_step_tokens=16, on_step=watch)
+    tiers = ("gold=1:0.5:1000", "silver=1:0.2:1000", "bronze=1:0.1:1000")
+    driver = Driver(256, max_step_tokens=16, on_step=watch, tiers=tiers)
     low = reserve(driver, *(bronze("b", 64, salt, 1) for salt in range(3)))
     driver.step()
     (gold,) = reserve(driver, of("g", Tier.GOLD, 48, 50, 1))
@@ -248,13 +249,17 @@ def test_the_oldest_request_of_a_tenant_goes_first_once_it_has_waited_past_its_b
 
 
 def test_a_large_request_past_its_bound_is_not_overtaken_for_ever_by_a_reserved_share() -> None:
-    driver = Driver(16, growth_window=0, tiers=("gold=1000:0.5:1000", "silver=1:0:1000", "bronze=1:0:10"))
-    keys = reserve(driver, *(of("g", Tier.GOLD, 15, salt, 2) for salt in range(60)))
+    driver = Driver(24, growth_window=0, tiers=("gold=1000:0.6:1000", "silver=1:0:1000", "bronze=1:0:10"))
+    golds = iter([of("g", Tier.GOLD, 15, salt, 10) for salt in range(30)])
+    keys = reserve(driver, next(golds))
     driver.step()
-    (large,) = reserve(driver, bronze("b", 57, 90, 2))
-    driver.clock.advance(20.0)
-    for _ in range(12):
-        driver.step()
+    (large,) = reserve(driver, bronze("b", 90, 90, 2))
+    for _ in range(2):
+        assert driver.outcomes[large].cached_tokens is None, "two at a time, never ending together: it never fits"
+        driver.clock.advance(10.0)
+        for step in range(30):
+            keys += reserve(driver, next(golds)) if step % 5 == 0 else []
+            driver.step()
     assert driver.outcomes[large].cached_tokens is not None
     driver.finish(large, *keys)
     driver.assert_idle()
