@@ -32,7 +32,7 @@ def borrowers(
     if places <= 0 and blocks <= 0:
         return []
     own = claimant.share.tier
-    lower = {t for t in shares.tiers if t.place > own.place and (has_claim or t.due >= own.due)}
+    lower = {tier for tier in shares.borrowing_below(own) if has_claim or tier.due >= own.due}
     victims: list[Sequence] = []
     given_places: Counter[TierShare] = Counter()
     given_blocks: Counter[TierShare] = Counter()

@@ -288,6 +288,8 @@ class Scheduler:
     def _reclaim(self, sequence: Sequence, preempted: list[Sequence]) -> bool:
         """Have lower tiers give back what they borrowed, if that is enough. Says whether the sequence fits now: while a
         step in flight may touch the blocks it does not yet."""
+        if not self._shares.borrowing_below(sequence.share.tier):
+            return False
         wanted = self._blocks_wanted(sequence)
         places = self.running + 1 - self._max_admitted
         short = self._pool.shortage(sequence.sharable_hashes(), wanted + self._owed) - self._pool.fenced

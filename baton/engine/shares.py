@@ -162,6 +162,10 @@ class FairShares:
         reserved = tier.policy.reserved_share
         return tier.places - places > reserved * self._places or tier.blocks - blocks > reserved * self._total_blocks
 
+    def borrowing_below(self, tier: TierShare) -> list[TierShare]:
+        """Lower tiers that have more than is reserved for them."""
+        return [other for other in self.tiers[tier.place + 1 :] if self.is_borrowing(other, 0, 0)]
+
     def leaves_room(self, tier: TierShare, wanted: int, now: float, *, is_fixed: bool) -> bool:
         """Once ``wanted`` blocks are given to the tier, every other tier can still get what is reserved for it.
 

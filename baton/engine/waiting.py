@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections.abc import Callable, Iterator
+from itertools import chain
 
 from baton.engine.sequence import Sequence
 from baton.engine.share import TenantShare, TierShare
@@ -57,8 +58,7 @@ class WaitingQueue:
         return self._count
 
     def __iter__(self) -> Iterator[Sequence]:
-        for queue in self._queues.values():
-            yield from queue
+        return chain.from_iterable(self._queues.values())
 
     def add(self, sequence: Sequence, now: float) -> None:
         """Once more when the sequence has been preempted."""
