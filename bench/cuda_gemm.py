@@ -4,6 +4,10 @@ torch is ``torch.mm``; tuned is ``Gemm.linear``; fused is the chain of few rows,
 it, so it does more than the others. The figures are medians over replays of a CUDA graph of the whole step, in
 milliseconds, with the rate at which weights are read (or, of large steps, the rate of operations). The head is left
 out of steps that are larger than any decode batch.
+
+``--compare`` sets the fastest way by cublasLt beside that by the kernels for 17 to 128 rows, product by product:
+microseconds of one among many in a row, each with weights that are not in the L2 cache, and the rate of reading them.
+With ``--mid-rows`` those kernels are among the ways of the step.
 """
 
 from __future__ import annotations
@@ -20,13 +24,16 @@ import torch
 
 from baton.engine.cuda.build import build
 from baton.engine.cuda.gemm import Gemm
-from baton.engine.cuda.gemm_choices import GemvWay, Way
+from baton.engine.cuda.gemm_choices import GemvWay, LtWay, MidRowsWay, Way
 from baton.engine.cuda.gemm_tuner import Family, GraphTimer
 from baton.engine.cuda.gemv import MAX_ROWS, Epilogue, Norm
 from baton.engine.cuda.kernels import Overlap
 from baton.engine.cuda.library import CudaLibrary
+from baton.engine.cuda.mid_rows import MidRows
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 2048, 8192)
+COMPARED_ROWS = (24, 32, 64, 96, 128)
+COMPARED_BYTES, COMPARED_LAYERS = 200e6, (2, 32)  # so many weights are several times the L2 cache; fewest, most layers
 LARGEST_DECODE = 512
 REPLAYS = 9
 EPS = 1e-5
@@ -193,6 +200,10 @@ def _describe(way: Way | None) -> str:
     if isinstance(way, GemvWay):
         shape = way.shape
         return f"gemv {shape.k_warps}x{shape.columns}x{shape.unroll}/{shape.resident} {way.microseconds:.1f}"
+    if isinstance(way, MidRowsWay):
+        cut = way.shape.cut
+        shape = f"{cut.columns}x{cut.groups}x{cut.pair}/{cut.resident} k/{way.shape.splits}"
+        return f"mid-rows {shape} {way.microseconds:.1f}"
     return "none" if way is None else f"lt {way.microseconds:.1f}"
 
 
@@ -222,28 +233,60 @@ def _report(step: Step, timer: GraphTimer, rows: Sequence[int]) -> list[str]:
     return lines
 
 
+def _tune_and_report(
+    gemm: Gemm, timer: GraphTimer, model: Model, kind: str, rows: Sequence[int], cache: Path | None
+) -> list[str]:
+    step = Step(model, gemm, kind == "e4m3")
+    started = time.monotonic()
+    gemm.tune(step.families, rows, cache)
+    seconds = time.monotonic() - started
+    return [*_report(step, timer, rows), f"tuned in {seconds:.1f} s"]
+
+
+def _compare(gemm: Gemm, model: Model, kind: str, rows: Sequence[int]) -> list[str]:
+    """A line for each product of a layer and number of rows."""
+    lines = [f"{model.name} {kind}, us of one product (TB/s of weights)"]
+    fewest, most = COMPARED_LAYERS
+    for name, n, k, epilogue in model.sizes()[:4]:
+        size = n * k * (1 if kind == "e4m3" else 2)
+        layers = min(max(round(COMPARED_BYTES / size), fewest), most)
+        family = _family(n, k, layers, epilogue, kind == "e4m3")
+        for count in rows:
+            ways = gemm.compare(family, count)
+            cells = [f"{_describe(way)} ({size / way.microseconds / 1e6:.2f})" for way in ways]
+            by_lt = [way.microseconds for way in ways if isinstance(way, LtWay)]
+            ours = [way.microseconds for way in ways if isinstance(way, MidRowsWay)]
+            gain = [f"{before / after:.2f}x" for before, after in zip(by_lt, ours, strict=False)]
+            lines.append("  ".join([f"  {name:8s} {n:6d} x {k:5d}  M {count:4d}", *cells, *gain]))
+    return lines
+
+
 def main() -> None:
     """Tune, time, and print one table a model at the end."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS))
+    parser.add_argument("--rows", nargs="+", type=int, default=None)
     parser.add_argument("--kinds", nargs="+", choices=("bf16", "e4m3"), default=["bf16"])
     parser.add_argument("--cache", type=Path, default=None, help="JSON of measured choices to read and add to")
+    parser.add_argument("--mid-rows", action="store_true", help="try the kernels for 17 to 128 rows too")
+    parser.add_argument("--compare", action="store_true", help="set those kernels beside cublasLt, product by product")
     parser.add_argument("--no-overlap", dest="overlap", action="store_const", const=Overlap.NO, default=Overlap.YES)
     arguments = parser.parse_args()
     library = CudaLibrary(build())
+    mid_rows = MidRows(library, DEVICE, arguments.overlap) if arguments.mid_rows or arguments.compare else None
     timer = GraphTimer(library, DEVICE)
+    rows = arguments.rows or (COMPARED_ROWS if arguments.compare else ROWS)
     lines: list[str] = []
     for name in arguments.models:
         for kind in arguments.kinds:
-            with Gemm(library, DEVICE, arguments.overlap) as gemm:
-                step = Step(MODELS[name], gemm, kind == "e4m3")
-                started = time.monotonic()
-                gemm.tune(step.families, arguments.rows, arguments.cache)
-                seconds = time.monotonic() - started
-                lines += [*_report(step, timer, arguments.rows), f"tuned in {seconds:.1f} s", ""]
+            started = time.monotonic()
+            with Gemm(library, DEVICE, arguments.overlap, mid_rows) as gemm:
+                if arguments.compare:
+                    lines += _compare(gemm, MODELS[name], kind, rows)
+                else:
+                    lines += _tune_and_report(gemm, timer, MODELS[name], kind, rows, arguments.cache)
                 torch.cuda.synchronize()
-            del step
+            lines += [f"took {time.monotonic() - started:.1f} s", ""]
             torch.cuda.empty_cache()
     print("\n".join(lines))
 

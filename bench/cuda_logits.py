@@ -66,12 +66,11 @@ def all_logits(runner: CudaRunner, parts: Sequence[Part]) -> torch.Tensor:
         staged = m.buffer.stage()
         packed = m.batch.pack([part._replace(prompt_logprobs=0) for part in parts], staged)
         m.buffer.upload(0, m.layout.block_ids_start + packed.blocks)
-        runner._plan_whole(packed, staged)
         arrays, count = m.buffer.arrays, packed.tokens
         rows = StepRows(
             arrays.token_ids[:count], arrays.sources[:count], arrays.positions[:count], arrays.slots[:count]
         )
-        hidden = m.decoder.hidden(rows, m.pool, runner._attend_whole(packed)).clone()
+        hidden = m.decoder.hidden(rows, m.pool, runner._attend_whole(packed, staged)).clone()
         pieces = [m.decoder.logits(piece).float() for piece in hidden.split(m.decoder.logit_rows)]
     torch.cuda.synchronize()
     logits, firsts = torch.cat(pieces), packed.first_row.tolist()

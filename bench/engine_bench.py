@@ -60,8 +60,9 @@ class EngineBench:
         await self.measure(Batch("warm-up", 4, Range(length, length), Range(min(8, length), min(8, length))))
 
     async def measure(self, shape: Shape) -> dict[str, float]:
-        """One repeat of ``shape``: its figures by name."""
+        """One repeat of ``shape``: its figures by name. Its prompts do not depend on what was measured before."""
         await self._idle()
+        self._prompts.begin(shape.name)
         match shape:
             case Batch():
                 return await self._measure_batch(shape)

@@ -14,7 +14,6 @@ from baton.engine.kvcache import allocate_pool
 from bench.cuda_logits import Line, all_logits, decode_logits, prefill
 
 BLOCK = 16
-ROOM = 64  # tokens that a line has blocks for beside its own
 BATCH = 24  # lines that decode together
 
 
@@ -67,7 +66,7 @@ class CudaLogits:
         self._runner = runner
 
     def rows(self, tokens: Sequence[int], first: int) -> torch.Tensor:
-        line = _line(0, tokens, first_block=0)
+        line = _line(0, tokens, first_block=0, room=0)
         found = all_logits(self._runner, [line.part(len(tokens))])[first:]
         self._runner.forget(line.key)
         return found
@@ -114,7 +113,7 @@ def _decode_batch(
     running: list[tuple[Line, int, Case]] = []
     block = 0
     for start, case in batch:
-        line = _line(start, case.prompt, block)
+        line = _line(start, case.prompt, block, room=len(case.output))
         block += len(line.blocks)
         prefill(runner, [line])
         _force(runner, line, case.output[0])
@@ -134,13 +133,13 @@ def _force(runner: CudaRunner, line: Line, token_id: int) -> None:
     runner.forget(line.key)
 
 
-def _line(key: int, tokens: Sequence[int], first_block: int) -> Line:
-    return Line(key, list(tokens), list(range(first_block, first_block + blocks_of(len(tokens)))))
+def _line(key: int, tokens: Sequence[int], first_block: int, room: int) -> Line:
+    return Line(key, list(tokens), list(range(first_block, first_block + blocks_of(len(tokens) + room))))
 
 
 def blocks_of(tokens: int) -> int:
-    """Blocks of a line that begins with ``tokens`` tokens."""
-    return (tokens + ROOM) // BLOCK + 1
+    """Blocks of a line that grows to ``tokens`` tokens."""
+    return -(-tokens // BLOCK)
 
 
 # --- agreement --------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Whether memory stays flat under load: resident in this process and its children, and in use on the GPU."""
+"""Whether memory stays flat under load: resident in this process and its engine, and in use on the GPU."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import subprocess
 from collections.abc import Sequence
 
 import psutil
+
+from bench.engine_watch import ENGINE_MODULE
 
 MIB = 1 << 20
 # Growth of the median from the first quarter of the samples to the last that counts as flat.
@@ -66,11 +68,12 @@ def _quarters(samples: Sequence[float]) -> list[float]:
 
 
 def _resident_bytes() -> float:
+    """Of other children nothing counts: one that has just been forked still looks as large as this process."""
     own = psutil.Process()
-    total = 0
-    for process in (own, *own.children(recursive=True)):
+    total = own.memory_info().rss
+    for process in own.children():
         try:
-            total += process.memory_info().rss
+            total += process.memory_info().rss if ENGINE_MODULE in process.cmdline() else 0
         except psutil.Error:
             continue  # it has just ended
     return total

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from bench.arrivals import Arrival
@@ -14,6 +16,13 @@ class RandomPrompts:
     def __init__(self, vocab_size: int, seed: int) -> None:
         self._random = np.random.default_rng(seed)
         self._vocab_size = vocab_size
+        self._seed = seed
+        self._begun: Counter[str] = Counter()
+
+    def begin(self, name: str) -> None:
+        """What is drawn from now on depends on the seed, ``name`` and how often it has begun, and on nothing else."""
+        self._random = np.random.default_rng((self._seed, self._begun[name], *name.encode()))
+        self._begun[name] += 1
 
     def ids(self, length: int) -> tuple[int, ...]:
         return tuple(self._random.integers(0, self._vocab_size, length).tolist())

@@ -79,7 +79,7 @@ class BlockPool:
         """Blocks that can be allocated now: free ones, and cached ones after eviction."""
         return len(self._free) + len(self._idle)
 
-    def allocate(self, hashes: Sequence[bytes], count: int) -> Allocation | None:
+    def allocate(self, hashes: Iterable[bytes], count: int) -> Allocation | None:
         """``count`` blocks of which as many leading ones as possible are cached under ``hashes``; None: too few."""
         shared = self.found(hashes)
         if self._shortage(shared, count) > 0:
@@ -88,11 +88,11 @@ class BlockPool:
             self._hold(block)
         return Allocation(shared + self._take(count - len(shared)), len(shared))
 
-    def can_allocate(self, hashes: Sequence[bytes], count: int) -> bool:
+    def can_allocate(self, hashes: Iterable[bytes], count: int) -> bool:
         """Whether ``allocate`` would succeed now."""
         return count <= self.available or self.shortage(hashes, count) <= 0
 
-    def shortage(self, hashes: Sequence[bytes], count: int) -> int:
+    def shortage(self, hashes: Iterable[bytes], count: int) -> int:
         """How many blocks ``allocate`` lacks now; 0 or less: none."""
         return self._shortage(self.found(hashes), count)
 
@@ -168,7 +168,7 @@ class BlockPool:
         self._pending.clear()
         return BlockChange(self._sequence, added, removed)
 
-    def found(self, hashes: Sequence[bytes]) -> list[int]:
+    def found(self, hashes: Iterable[bytes]) -> list[int]:
         """The blocks that ``allocate`` would share: those of as many leading hashes as are known."""
         found: list[int] = []
         for content in hashes:

@@ -87,6 +87,11 @@ class EngineCore:
         return bool(self._events or self._flights) or self._scheduler.has_work
 
     @property
+    def in_flight(self) -> bool:
+        """A step has been launched whose results have not been collected."""
+        return bool(self._flights)
+
+    @property
     def has_news(self) -> bool:
         """The next report would tell a request something."""
         return bool(self._events or self._drawn_keys)
@@ -217,7 +222,7 @@ class EngineCore:
         if finish is None:
             self._scheduler.start(sequence)
         else:
-            self._finish(sequence, TokenChunk(finish=finish, usage=sequence.usage()))
+            self._tell(sequence, TokenChunk(finish=finish, usage=sequence.usage()))
 
     def _write(self, command: Write) -> None:
         try:
@@ -259,6 +264,8 @@ class EngineCore:
         self._pool.launch(self._steps)
         self._runner.launch(step.parts)
         self._flights.append(Flight(self._steps, step))
+        for sequence in step.chunked:
+            sequence.name_blocks()
         return True
 
     def _collect(self) -> None:
@@ -352,10 +359,8 @@ class EngineCore:
         self._speculator.learn(sequence, len(part.drafts), kept - 1)
         token_ids = tuple(token.token_id for token in drawn[:kept])
         logprobs = tuple(token.logprob for token in drawn[:kept] if token.logprob is not None)
-        if finish is None:
-            self._events.append(Streamed(sequence.key, TokenChunk(token_ids, logprobs)))
-        else:
-            self._finish(sequence, TokenChunk(token_ids, logprobs, finish=finish, usage=sequence.usage()))
+        usage = None if finish is None else sequence.usage()
+        self._tell(sequence, TokenChunk(token_ids, logprobs, finish=finish, usage=usage))
 
     def _stream(
         self,
@@ -368,21 +373,15 @@ class EngineCore:
         is_first: bool,
     ) -> None:
         """A chunk with more than a bare token. Usage is in the first one computed here, and in the last."""
-        chunk = TokenChunk(
-            token_ids=(token_id,),
-            logprobs=() if logprob is None else (logprob,),
-            prompt_logprobs=prompt_logprobs,
-            finish=finish,
-            usage=sequence.usage() if is_first or finish is not None else None,
-        )
-        if finish is None:
-            self._events.append(Streamed(sequence.key, chunk))
-        else:
-            self._finish(sequence, chunk)
+        logprobs = () if logprob is None else (logprob,)
+        usage = sequence.usage() if is_first or finish is not None else None
+        self._tell(sequence, TokenChunk((token_id,), logprobs, prompt_logprobs, finish, usage))
 
-    def _finish(self, sequence: Sequence, chunk: TokenChunk) -> None:
+    def _tell(self, sequence: Sequence, chunk: TokenChunk) -> None:
+        """The sequence ends with the chunk that says so."""
         self._events.append(Streamed(sequence.key, chunk))
-        self._end(sequence)
+        if chunk.finish is not None:
+            self._end(sequence)
 
     def _fail(self, sequence: Sequence, error: BatonError) -> None:
         self._events.append(Failed(sequence.key, error))

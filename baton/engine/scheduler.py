@@ -40,11 +40,14 @@ class Step(NamedTuple):
     sequences: list[Sequence]
     parts: list[Part]
     preempted: list[Sequence]  # who lost its blocks for the others' sake
+    chunked: list[Sequence]  # those whose part is more than one token
 
     def add(self, sequence: Sequence, count: int) -> None:
         """The sequence's next ``count`` tokens."""
         self.sequences.append(sequence)
         self.parts.append(sequence.launch(sequence.launched + count))
+        if count > 1:
+            self.chunked.append(sequence)
 
 
 class Admission(NamedTuple):
@@ -204,7 +207,7 @@ class Scheduler:
         At most ``max_step_tokens`` tokens in all, which count as launched from now on. A victim of preemption stands
         behind the one that needs its blocks, or is it, so whoever has a part already keeps it.
         """
-        step = Step([], [], [])
+        step = Step([], [], [], [])
         unfinished: list[Sequence] = []
         self._owed = 0
         self._planned += 1

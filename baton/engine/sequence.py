@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 
 from baton.core.blockhash import child_hash, root_hash
@@ -146,14 +146,16 @@ class Sequence:
             growth = min(self.request.stop.max_tokens - self.output_tokens, growth_window)
         return -(-(len(self.context) + growth) // self.block_size)
 
-    def sharable_hashes(self) -> list[bytes]:
+    def sharable_hashes(self) -> Iterator[bytes]:
         """Names of the blocks that may come from the prefix cache: never the last token, whose logits are needed.
 
-        Prompt log-probabilities need the logits of every row, so nothing is shared while they are still owed.
+        Computed as they are asked for: who finds nothing under the first name needs no other. Prompt log-probabilities
+        need the logits of every row, so nothing is shared while they are still owed.
         """
         if self.request.prompt_logprobs is not None and not self.delivered:
-            return []
-        return self._hashes_to((len(self.context) - 1) // self.block_size)
+            return
+        for index in range((len(self.context) - 1) // self.block_size):
+            yield self._hash(index)
 
     def give_blocks(self, allocation: Allocation) -> None:
         self.blocks = allocation.blocks
@@ -196,11 +198,21 @@ class Sequence:
         classes = (CacheClass.KEEP if i < kept else self._cache_class for i in range(len(names)))
         return list(zip(self.blocks[first:full], names, classes, strict=True))
 
+    def name_blocks(self) -> None:
+        """Compute the names that ``advance`` will need: worth doing while the device computes the blocks."""
+        self._hashes_to(self.launched // self.block_size)
+
     def _hashes_to(self, count: int) -> list[bytes]:
-        for i in range(len(self._hashes), count):
-            tokens = self.context[i * self.block_size : (i + 1) * self.block_size]
-            self._hashes.append(child_hash(self._hashes[-1] if i else self._root, tokens))
+        for index in range(len(self._hashes), count):
+            self._hash(index)
         return self._hashes[:count]
+
+    def _hash(self, index: int) -> bytes:
+        """The name of a full block; those before it are known."""
+        if index == len(self._hashes):
+            tokens = self.context[index * self.block_size : (index + 1) * self.block_size]
+            self._hashes.append(child_hash(self._hashes[-1] if index else self._root, tokens))
+        return self._hashes[index]
 
     # --- tokens -------------------------------------------------------------------------------------------------------
 

@@ -16,11 +16,12 @@ from types import TracebackType
 import torch
 
 from baton.engine.cuda.cublaslt import CublasLt, Kind
-from baton.engine.cuda.gemm_choices import Choices, FusedProduct, GemvWay, LtWay, Product
+from baton.engine.cuda.gemm_choices import Choices, FusedProduct, GemvWay, LtWay, MidRowsWay, Product, Way
 from baton.engine.cuda.gemm_tuner import Family, GemmTuner
 from baton.engine.cuda.gemv import MAX_ROWS, Epilogue, Gemv, GemvShape, Norm
 from baton.engine.cuda.kernels import Overlap
 from baton.engine.cuda.library import CudaLibrary
+from baton.engine.cuda.mid_rows import MidRows
 
 # Rows to measure: the decode batches in steps that change which tile is best, and prefill chunks.
 TUNED_ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 512, 1024, 2048, 4096, 8192)
@@ -36,13 +37,20 @@ Fp8Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | N
 class Gemm:
     """The products' ways by shape. A context manager: closing gives cublasLt's handle and workspace back."""
 
-    def __init__(self, library: CudaLibrary, device: torch.device, overlap: Overlap = Overlap.YES) -> None:
-        """Raises CudaUnavailable when ``device`` is no GPU."""
+    def __init__(
+        self,
+        library: CudaLibrary,
+        device: torch.device,
+        overlap: Overlap = Overlap.YES,
+        mid_rows: MidRows | None = None,
+    ) -> None:
+        """``tune`` tries ``mid_rows`` where it is given. Raises CudaUnavailable when ``device`` is no GPU."""
         self._device = device
         self._library = library
         self._cublaslt = CublasLt(library, device)
         self._gemv = Gemv(library, device, overlap)
-        self.choices = Choices(torch.cuda.get_device_name(device), self._cublaslt.version)
+        self._mid_rows = mid_rows
+        self.choices = Choices(torch.cuda.get_device_name(device), self._cublaslt.version, mid_rows is not None)
         self._linears: dict[tuple[int, int, int, bool], Linear] = {}
         self._fp8_linears: dict[tuple[int, int, int, bool], Fp8Linear] = {}
         self._shapes: dict[tuple[int, int, int, Epilogue, torch.dtype], GemvShape] = {}
@@ -70,7 +78,7 @@ class Gemm:
         """
         if cache is not None:
             self.choices.load(cache)
-        tuner = GemmTuner(self._library, self._device, self._cublaslt, self._gemv)
+        tuner = self._tuner()
         before = len(self.choices.products) + len(self.choices.fused)
         wanted = sorted(set(rows))
         for family in families:
@@ -82,6 +90,14 @@ class Gemm:
         self._fp8_linears.clear()
         self._shapes.clear()
         self._fused_rows = self._count_fused_rows(families, wanted)
+
+    def compare(self, family: Family, rows: int) -> list[Way]:
+        """The fastest way by cublasLt and that by the kernels for 17 to 128 rows, measured anew. Allocates; not during
+        a capture."""
+        return self._tuner().compare(family, rows)
+
+    def _tuner(self) -> GemmTuner:
+        return GemmTuner(self._library, self._device, self._cublaslt, self._gemv, self._mid_rows)
 
     def _tune_one(self, tuner: GemmTuner, family: Family, rows: int) -> None:
         product, fused = family.product, family.fused
@@ -147,12 +163,28 @@ class Gemm:
         if isinstance(way, GemvWay) and way.shape in self._usable(rows, k, Epilogue.STORE):
             gemv, few = self._gemv, way.shape
             return lambda x, weight, out, bias: gemv.run(few, Epilogue.STORE, x, weight, out, bias)
+        by_mid_rows = self._choose_mid_rows(way, product, rows)
+        if by_mid_rows is not None:
+            return by_mid_rows
         plan, algorithm = self._choose_algorithm(product, rows)
         run = self._cublaslt.run
         return lambda x, weight, out, bias: run(plan, algorithm, x, weight, out, bias)
 
     def _choose_fp8_linear(self, rows: int, n: int, k: int, bias: bool) -> Fp8Linear:
-        return partial(self._cublaslt.run, *self._choose_algorithm(Product(Kind.E4M3, n, k, bias), rows))
+        product = Product(Kind.E4M3, n, k, bias)
+        by_mid_rows = self._choose_mid_rows(self.choices.way(product, rows), product, rows)
+        if by_mid_rows is not None:
+            return by_mid_rows
+        return partial(self._cublaslt.run, *self._choose_algorithm(product, rows))
+
+    def _choose_mid_rows(self, way: Way | None, product: Product, rows: int) -> Callable[..., None] | None:
+        """The kernels for 17 to 128 rows, if ``way`` names them and their shape can compute ``rows`` rows as well."""
+        mid_rows, n, k = self._mid_rows, product.n, product.k
+        if mid_rows is None or not isinstance(way, MidRowsWay):
+            return None
+        if not mid_rows.accepts(way.shape, rows, n, k, product.kind.dtype):
+            return None
+        return partial(mid_rows.run, way.shape)
 
     def _choose_algorithm(self, product: Product, rows: int) -> tuple[int, bytes | None]:
         """The plan, and the algorithm measured for about as many rows if it can compute ``rows`` as well."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from baton.engine.cuda.cublaslt import Kind
 from baton.engine.cuda.gemv import Epilogue, GemvShape
+from baton.engine.cuda.mid_rows import Cut, MidRowsShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +48,24 @@ class GemvWay:
     microseconds: float
 
 
-Way = LtWay | GemvWay
+@dataclass(frozen=True, slots=True)
+class MidRowsWay:
+    """By the kernels for 17 to 128 rows, in this shape."""
+
+    shape: MidRowsShape
+    microseconds: float
+
+
+Way = LtWay | GemvWay | MidRowsWay
 
 
 @dataclass(slots=True)
 class Choices:
-    """The fastest ways by product and rows, valid for one GPU model and one version of cublasLt."""
+    """The fastest ways by product and rows, valid for one GPU model, one version of cublasLt and one set of kernels."""
 
     device: str
     cublaslt: int
+    mid_rows: bool = False  # whether the kernels for 17 to 128 rows were among those measured
     products: dict[tuple[Product, int], Way] = field(default_factory=dict)
     fused: dict[tuple[FusedProduct, int], GemvWay] = field(default_factory=dict)
 
@@ -73,6 +83,7 @@ class Choices:
         content = {
             "device": self.device,
             "cublaslt": self.cublaslt,
+            "mid_rows": self.mid_rows,
             "products": [_product_entry(product, rows, way) for (product, rows), way in self.products.items()],
             "fused": [_fused_entry(product, rows, way) for (product, rows), way in self.fused.items()],
         }
@@ -82,10 +93,11 @@ class Choices:
         unfinished.replace(path)
 
     def load(self, path: Path) -> None:
-        """Add what ``path`` holds, unless it is of another GPU or cublasLt, or is not there, or cannot be read."""
+        """Add what ``path`` holds, unless it was measured otherwise, or is not there, or cannot be read."""
         try:
             content = json.loads(path.read_text())
-            if (content["device"], content["cublaslt"]) != (self.device, self.cublaslt):
+            measured = content["device"], content["cublaslt"], content.get("mid_rows", False)
+            if measured != (self.device, self.cublaslt, self.mid_rows):
                 return
             products = dict(map(_read_product, content["products"]))
             fused = dict(map(_read_fused, content["fused"]))
@@ -103,6 +115,10 @@ def _product_entry(product: Product, rows: int, way: Way) -> dict[str, Any]:
     entry = {"kind": product.kind.name, "n": product.n, "k": product.k, "bias": product.bias, "rows": rows}
     if isinstance(way, LtWay):
         return entry | {"algorithm": way.algorithm.hex(), "microseconds": round(way.microseconds, 2)}
+    if isinstance(way, MidRowsWay):
+        cut = way.shape.cut
+        shape = [cut.columns, cut.groups, cut.pair, cut.resident, way.shape.splits]
+        return entry | {"mid_rows": shape, "microseconds": round(way.microseconds, 2)}
     return entry | _gemv_entry(way)
 
 
@@ -121,6 +137,10 @@ def _read_product(entry: dict[str, Any]) -> tuple[tuple[Product, int], Way]:
     product = Product(Kind[entry["kind"]], int(entry["n"]), int(entry["k"]), bool(entry["bias"]))
     if "algorithm" in entry:
         way: Way = LtWay(bytes.fromhex(entry["algorithm"]), float(entry["microseconds"]))
+    elif "mid_rows" in entry:
+        columns, groups, pair, resident, splits = map(int, entry["mid_rows"])
+        shape = MidRowsShape(Cut(columns, groups, pair, resident), splits)
+        way = MidRowsWay(shape, float(entry["microseconds"]))
     else:
         way = _read_gemv(entry)
     return (product, int(entry["rows"])), way

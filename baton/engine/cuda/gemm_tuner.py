@@ -11,14 +11,18 @@ from dataclasses import dataclass
 import torch
 
 from baton.engine.cuda.cublaslt import CublasLt, Kind
-from baton.engine.cuda.gemm_choices import FusedProduct, GemvWay, LtWay, Product, Way
+from baton.engine.cuda.gemm_choices import FusedProduct, GemvWay, LtWay, MidRowsWay, Product, Way
 from baton.engine.cuda.gemv import MAX_ROWS, Epilogue, Gemv, GemvShape, Norm
 from baton.engine.cuda.library import CudaFailed, CudaLibrary
+from baton.engine.cuda.mid_rows import MidRows, MidRowsShape
 
 _CANDIDATES = 48  # algorithms of cublasLt to try
 _FINALISTS = 4  # of them measured again, longer
 _REPLAY_SECONDS = 1e-3
 _LAUNCHES = (2, 32)  # fewest and most in one replay
+# Of the time of other ways, what the kernels for 17 to 128 rows must stay below. Here each product follows its like and
+# overlaps with it; in a step of 128 rows, bf16, a product that had won by 7 % so made the step 0.7 % longer.
+_MID_ROWS_SHARE = 0.92
 _WORST_ERROR = 1e-2  # relative; a candidate with more is wrong, not imprecise
 # What the device can do at best, to estimate how many launches make a replay: bytes/s read and bf16 operations/s.
 _BYTES_PER_SECOND = 4.5e12
@@ -88,10 +92,14 @@ class GraphTimer:
 class GemmTuner:
     """Finds the fastest correct way for a family and a number of rows."""
 
-    def __init__(self, library: CudaLibrary, device: torch.device, cublaslt: CublasLt, gemv: Gemv) -> None:
+    def __init__(
+        self, library: CudaLibrary, device: torch.device, cublaslt: CublasLt, gemv: Gemv, mid_rows: MidRows | None
+    ) -> None:
+        """Without ``mid_rows`` its kernels are not tried."""
         self._device = device
         self._cublaslt = cublaslt
         self._gemv = gemv
+        self._mid_rows = mid_rows
         self._timer = GraphTimer(library, device)
 
     def best(self, family: Family, rows: int) -> Way | None:
@@ -100,7 +108,25 @@ class GemmTuner:
         attempts = self._lt_attempts(family, operands)
         if rows <= MAX_ROWS and family.kind is Kind.BF16:
             attempts += self._gemv_attempts(family, operands, Epilogue.STORE, None)
-        return self._fastest(family, operands, attempts, _reference(family, operands))
+        reference = _reference(family, operands)
+        best = self._fastest(family, operands, attempts, reference)
+        if self._mid_rows is None:
+            return best
+        attempts = self._mid_rows_attempts(family, operands, self._mid_rows)
+        contender = self._fastest(family, operands, attempts, reference)
+        if contender is None or best is None:
+            return best or contender
+        return contender if contender.microseconds < _MID_ROWS_SHARE * best.microseconds else best
+
+    def compare(self, family: Family, rows: int) -> list[Way]:
+        """The fastest way by cublasLt, then that by the kernels for 17 to 128 rows, where there is one."""
+        operands = self._operands(family, rows)
+        reference = _reference(family, operands)
+        contests = [self._lt_attempts(family, operands)]
+        if self._mid_rows is not None:
+            contests.append(self._mid_rows_attempts(family, operands, self._mid_rows))
+        ways = [self._fastest(family, operands, attempts, reference) for attempts in contests]
+        return [way for way in ways if way is not None]
 
     def best_fused(self, family: Family, rows: int) -> GemvWay | None:
         """The fastest way for the product that a layer of few rows needs, a norm before it unless it adds."""
@@ -157,6 +183,19 @@ class GemmTuner:
             return launch, lambda microseconds: GemvWay(shape, microseconds)
 
         return [attempt(shape) for shape in self._gemv.shapes(rows, k, epilogue, family.kind.dtype)]
+
+    def _mid_rows_attempts(self, family: Family, operands: _Operands, mid_rows: MidRows) -> list[Attempt]:
+        product, rows = family.product, operands.x.shape[0]
+
+        def attempt(shape: MidRowsShape) -> Attempt:
+            def launch(layer: int) -> None:
+                scale = family.weight_scales[layer] if family.weight_scales else None
+                weight = family.weights[layer]
+                mid_rows.run(shape, operands.x, weight, operands.out, family.bias, operands.x_scale, scale)
+
+            return launch, lambda microseconds: MidRowsWay(shape, microseconds)
+
+        return [attempt(shape) for shape in mid_rows.shapes(rows, product.n, product.k, product.kind.dtype)]
 
     def _fastest(
         self, family: Family, operands: _Operands, attempts: Sequence[Attempt], reference: torch.Tensor | None

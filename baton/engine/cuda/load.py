@@ -30,6 +30,7 @@ from baton.engine.cuda.graphs import DecodeStep
 from baton.engine.cuda.kernels import Kernels, Overlap, check_rows
 from baton.engine.cuda.library import CudaLibrary
 from baton.engine.cuda.memory import check_weights_fit, fixed_blocks, measured_blocks, refused_when_full
+from baton.engine.cuda.mid_rows import MidRows
 from baton.engine.cuda.prefill_attention import PrefillAttention
 from baton.engine.cuda.runner import CudaRunner, Machinery
 from baton.engine.cuda.sampler import DeviceSampler
@@ -66,7 +67,7 @@ def build_cuda_runner(
     cache = Path(config.kernel_cache).expanduser()
     library = _compiled(attention, cache)
     with ExitStack() as resources, torch.inference_mode(), refused_when_full(config.model, device):
-        gemm = resources.enter_context(Gemm(library, device))
+        gemm = resources.enter_context(Gemm(library, device, mid_rows=MidRows(library, device)))
         loaded = load_fp8(weights) if config.weight_format == "fp8" else dict(weights)
         try:
             _tune(gemm, spec, loaded, config, cache / "gemm.json")

@@ -92,19 +92,18 @@ class CudaRunner:
         with torch.cuda.stream(self._steps):
             staged = m.buffer.stage()
             packed = m.batch.pack(parts, staged)
-            for row, index in packed.changes:
-                m.sampler.set_row(row, parts[index].key, parts[index].draw, parts[index].context)
-            m.sampler.upload()
             prompts: list[PromptScores] = []
             drawn: DrawnScores | None = None
             if packed.whole:
                 hidden, prompts = self._launch_whole(parts, packed, staged)
+                self._set_sampler(parts, packed)  # the device is at work by now
                 if packed.logits:
                     drawn = self._score_drawn(parts, packed, self._draw(packed, hidden))
             else:
+                self._set_sampler(parts, packed)
                 drawn = self._score_drawn(parts, packed, self._launch_rows(packed, staged))
+            self._timer.end()  # before what ``collect`` waits for, or the step's end could still be to come then
             slot.queue()
-            self._timer.end()
         self._flights.append(Flight(slot, parts, launched, packed, drawn, prompts))
 
     def collect(self) -> StepResult:
@@ -143,6 +142,13 @@ class CudaRunner:
 
     # --- a step -------------------------------------------------------------------------------------------------------
 
+    def _set_sampler(self, parts: Sequence[Part], packed: PackedBatch) -> None:
+        """Let the sampler know of the rows that are drawn from in another way than in the step before."""
+        sampler = self._machinery.sampler
+        for row, index in packed.changes:
+            sampler.set_row(row, parts[index].key, parts[index].draw, parts[index].context)
+        sampler.upload()
+
     def _launch_rows(self, packed: PackedBatch, staged: StepArrays[Ints]) -> torch.Tensor:
         """A step of decode rows alone, tokens drawn: logits [bucket, vocab]."""
         m = self._machinery
@@ -158,14 +164,13 @@ class CudaRunner:
         """A step with chunks, or with logits of all rows: the normed rows to draw from, and prompt scores."""
         m, arrays = self._machinery, self._machinery.buffer.arrays
         m.buffer.upload(0, m.layout.block_ids_start + packed.blocks)
-        self._plan_whole(packed, staged)
         self._timer.start()
         count = packed.tokens
         rows = StepRows(
             arrays.token_ids[:count], arrays.sources[:count], arrays.positions[:count], arrays.slots[:count]
         )
         wanted = arrays.logit_rows[: packed.logits]
-        attend = self._attend_whole(packed)
+        attend = self._attend_whole(packed, staged)
         asking = [index for index, part in enumerate(parts) if part.prompt_logprobs is not None and part.targets]
         if not asking:
             return m.decoder.wanted_hidden(rows, wanted, m.pool, attend), []
@@ -189,14 +194,19 @@ class CudaRunner:
         if packed.chunks:
             m.prefill.plan(list(_chunk_tables(staged, packed)), list(_chunk_tables(m.buffer.arrays, packed)))
 
-    def _attend_whole(self, packed: PackedBatch) -> Attend:
-        """Attention of a step with chunks: the decode rows first, since their padding spills into the chunks' rows."""
+    def _attend_whole(self, packed: PackedBatch, staged: StepArrays[Ints]) -> Attend:
+        """Attention of a step with chunks: the decode rows first, since their padding spills into the chunks' rows.
+
+        It is planned when the first layer comes to it: until then the device has something to do.
+        """
         m = self._machinery
         activations = m.decoder.activations.first(packed.tokens)
         q = activations.qkv[packed.rows :, : m.decoder.spec.q_size]
         mixed = activations.mixed[packed.rows :]
 
         def attend(layer: int) -> None:
+            if layer == 0:
+                self._plan_whole(packed, staged)
             if packed.rows:
                 m.steps[packed.bucket].attend(layer)
             if packed.chunks:

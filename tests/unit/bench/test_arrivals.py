@@ -88,3 +88,15 @@ def test_a_damaged_trace_is_named_with_its_line(name: str, content: bytes | None
     with pytest.raises(ConfigError, match=said) as raised:
         read_trace(tmp_path / name)
     assert name in raised.value.message
+
+
+def test_what_is_drawn_for_a_shape_depends_on_no_other_shape() -> None:
+    alone, after = RandomPrompts(1000, seed=1), RandomPrompts(1000, seed=1)
+    after.begin("other")
+    after.ids(50)
+    for prompts in (alone, after):
+        prompts.begin("batch")
+    first = alone.ids(20)
+    assert first == after.ids(20)
+    alone.begin("batch")
+    assert alone.ids(20) != first, "a second repeat has prompts of its own"

@@ -183,3 +183,16 @@ def test_logits_that_are_not_finite_fail_their_own_request_alone() -> None:
     error = driver.outcomes[keys[1]].error
     assert error is not None
     assert "not finite at position 3" in error.message
+
+
+def test_a_steps_end_is_noted_before_what_its_collection_waits_for() -> None:
+    """Or the device might not have come to the end when its time is read."""
+    runner = cpu_runner("llama-gqa-tied", rows=2, tokens=16, blocks=8)
+    order: list[str] = []
+    timer, slot = runner._timer, runner._slots[0]
+    end, queue = timer.end, slot.queue
+    timer.end = lambda: (order.append("end"), end())[1]  # type: ignore[method-assign]
+    slot.queue = lambda: (order.append("waited for"), queue())[1]  # type: ignore[method-assign]
+    driver = CoreDriver(runner, EngineConfig(max_running=2, max_step_tokens=16, block_size=16))
+    driver.answer(request(prompt(9), 1))
+    assert order[:2] == ["end", "waited for"]

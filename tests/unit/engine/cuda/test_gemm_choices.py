@@ -9,19 +9,20 @@ from pathlib import Path
 import pytest
 
 from baton.engine.cuda.cublaslt import Kind
-from baton.engine.cuda.gemm_choices import Choices, FusedProduct, GemvWay, LtWay, Product
+from baton.engine.cuda.gemm_choices import Choices, FusedProduct, GemvWay, LtWay, MidRowsWay, Product
 from baton.engine.cuda.gemv import Epilogue, GemvShape
+from baton.engine.cuda.mid_rows import Cut, MidRowsShape
 
 PRODUCT = Product(Kind.BF16, 6144, 4096, False)
 FUSED = FusedProduct(Kind.E4M3, 6144, 4096, Epilogue.ADD)
 GEMV = GemvWay(GemvShape(8, 1, 8, 2), 12.5)
 LT = LtWay(bytes(range(64)), 14.25)
-WITH_BIAS = LtWay(bytes(64), 13.0)
+MID_ROWS = MidRowsWay(MidRowsShape(Cut(64, 2, 1, 2), 4), 13.0)
 
 
 def some_choices() -> Choices:
     choices = Choices("NVIDIA H200", 130_000)
-    choices.products = {(PRODUCT, 1): GEMV, (PRODUCT, 64): LT, (replace(PRODUCT, bias=True), 64): WITH_BIAS}
+    choices.products = {(PRODUCT, 1): GEMV, (PRODUCT, 64): LT, (replace(PRODUCT, bias=True), 64): MID_ROWS}
     choices.fused = {(FUSED, 1): GEMV}
     return choices
 
@@ -40,6 +41,14 @@ def test_choices_of_another_machine_are_left_alone(tmp_path: Path, device: str, 
     later = Choices(device, cublaslt)
     later.load(tmp_path / "choices.json")
     assert later == Choices(device, cublaslt)
+
+
+def test_choices_among_other_kernels_are_left_alone(tmp_path: Path) -> None:
+    """What was measured without the kernels for 17 to 128 rows does not say whether they are faster."""
+    some_choices().save(tmp_path / "choices.json")
+    later = Choices("NVIDIA H200", 130_000, mid_rows=True)
+    later.load(tmp_path / "choices.json")
+    assert not later.products
 
 
 @pytest.mark.parametrize("damage", [{"products": [{}]}, {"fused": 3}, {"products": [{"kind": "FP4"}]}])
