@@ -267,7 +267,7 @@ class Scheduler:
         False: there is none for this step, because it was preempted itself or the block is still in use.
         """
         while sequence.stage is Stage.RUNNING:
-            victim = self._own_victim(sequence)
+            victim = self._own_victim(sequence) if self._shares.is_capping else None
             block = self._pool.grow() if victim is None else None
             if block is not None:
                 self._add_block(sequence, block)

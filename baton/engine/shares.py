@@ -35,7 +35,7 @@ class FairShares:
         self.tiers = tuple(TierShare(tier, policies[tier], PLACE[tier]) for tier in Tier)
         self._total_blocks = total_blocks
         self._places = places
-        self._is_capping = config.tenant_block_share < 1
+        self.is_capping = config.tenant_block_share < 1
         self._tenant_blocks = math.floor(config.tenant_block_share * total_blocks)
         self._reserve_idle = config.reserve_idle_seconds
         self._prompt_weight = config.prompt_token_weight
@@ -103,7 +103,10 @@ class FairShares:
             sequence.fixed_blocks = 0
 
     def grow(self, sequence: Sequence, block: int) -> None:
-        sequence.share.tier.blocks += sequence.share.hold((block,))
+        """The sequence has been given a block that nobody else has."""
+        share = sequence.share
+        share.blocks[block] = 1
+        share.tier.blocks += 1
 
     def give_back(self, sequence: Sequence) -> None:
         """Before an admitted sequence gives up its blocks, for good or for now."""
@@ -142,7 +145,7 @@ class FairShares:
 
     def is_capped(self, share: TenantShare, more: int) -> bool:
         """With ``more`` blocks the tenant would hold more than it may. One request alone always fits."""
-        return self._is_capping and bool(share.blocks) and len(share.blocks) + more > self._tenant_blocks
+        return self.is_capping and bool(share.blocks) and len(share.blocks) + more > self._tenant_blocks
 
     def cap_reason(self, share: TenantShare) -> str:
         return (
