@@ -141,6 +141,7 @@ class EngineBench:
         async with self._decoding(request) as chunks:
             async for chunk in chunks:
                 steady.add(number, len(chunk.token_ids))
+            steady.end()
 
     # --- first tokens -------------------------------------------------------------------------------------------------
 
@@ -261,6 +262,7 @@ class SteadyState:
         self._streams = [Timeline(0.0) for _ in range(shape.requests)]
         self._totals = [0] * shape.requests
         self._waiting = shape.requests  # streams without a token
+        self._is_missed = False  # a stream has ended before all had begun
         self._begins = [0] * shape.requests  # by stream: chunks before the stretch
         self._contexts = [0] * shape.requests  # by stream: output tokens before it
         self._engine_figures: dict[str, float] = {}
@@ -268,7 +270,7 @@ class SteadyState:
 
     def add(self, number: int, tokens: int) -> None:
         """``tokens`` of stream ``number`` have come."""
-        if not tokens or self.closed.is_set():
+        if not tokens or self._is_missed or self.closed.is_set():
             return
         stream = self._streams[number]
         self._waiting -= not stream.times
@@ -282,6 +284,10 @@ class SteadyState:
         if self._totals[number] >= self._shape.output and measured >= self._shape.MIN_STEPS:
             self._engine_figures = self._watch.figures()
             self.closed.set()
+
+    def end(self) -> None:
+        """A stream has come to its end."""
+        self._is_missed = self._is_missed or self._waiting > 0
 
     def _open(self) -> None:
         self._begins = [len(stream.times) for stream in self._streams]

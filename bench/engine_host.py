@@ -40,6 +40,8 @@ class NullRunner:
 
     steps_ahead = 1
     times = RunnerTimes()
+    memory = None
+    copies = None
 
     def __init__(self, card: ModelCard, total_blocks: int) -> None:
         self.card = card

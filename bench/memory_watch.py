@@ -22,8 +22,12 @@ SMI_SECONDS = 20
 class MemoryWatch:
     """Samples of bytes, by what they are of."""
 
-    def __init__(self, device: str) -> None:
-        """``device`` as the engine's: on cuda the GPU's memory counts too, all processes' together."""
+    def __init__(self, device: str, gpu: int = 0) -> None:
+        """``device`` as the engine's: on cuda memory of the GPU counts too, all processes' together.
+
+        ``gpu`` is the driver's number of it, whatever this process is shown.
+        """
+        self._gpu = gpu
         self._unwatched = ""  # why the GPU's memory could not be told
         self._samples: dict[str, list[float]] = {"resident": []} | ({"device": []} if device == "cuda" else {})
 
@@ -31,7 +35,7 @@ class MemoryWatch:
         self._samples["resident"].append(_resident_bytes())
         if "device" in self._samples and not self._unwatched:
             try:
-                self._samples["device"].append(await asyncio.to_thread(_device_bytes))
+                self._samples["device"].append(await asyncio.to_thread(_device_bytes, self._gpu))
             except (OSError, ValueError, subprocess.SubprocessError) as error:
                 self._unwatched = f"the GPU's memory could not be watched: {error}"
 
@@ -79,8 +83,8 @@ def _resident_bytes() -> float:
     return total
 
 
-def _device_bytes() -> float:
-    """In use on the first GPU, as its driver tells."""
-    command = ("nvidia-smi", "--id=0", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
+def _device_bytes(gpu: int) -> float:
+    """In use on a GPU, as its driver tells."""
+    command = ("nvidia-smi", f"--id={gpu}", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
     done = subprocess.run(command, capture_output=True, text=True, timeout=SMI_SECONDS, check=True)
     return float(done.stdout.strip()) * MIB

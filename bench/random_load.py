@@ -82,7 +82,8 @@ class Requests:
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """``pause``: a client's, in seconds, mean. ``replays``: how many finished answers are compared alone."""
+    """``pause``: a client's, in seconds, mean. ``replays``: how many finished answers are compared alone. ``gpu``: the
+    one whose memory is watched, by the driver's number."""
 
     config: EngineConfig
     extent: Seconds | Requests
@@ -90,6 +91,7 @@ class LoadPlan:
     pause: float
     replays: int
     seed: int
+    gpu: int = 0
 
 
 def is_exact(config: EngineConfig) -> bool:
@@ -101,7 +103,7 @@ async def load(engine: EngineApi, plan: LoadPlan, clock: Clock) -> dict[str, Any
     """Run the load; the result has ``faults``, empty when all held, and what the load was made of."""
     exact = is_exact(plan.config)
     account = Account(plan.replays, plan.seed, _anything if exact else is_greedy)
-    watch = MemoryWatch(plan.config.device)
+    watch = MemoryWatch(plan.config.device, plan.gpu)
     run = LoadRun(engine, LoadMix(engine.card, _longest(engine), plan.seed, plan.pause), clock, account)
     started = clock.now()
     async with _watched(run, watch, account, clock):
@@ -245,6 +247,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--pause-ms", type=integer(1, 60_000), default=50, help="of a client, mean")
     parser.add_argument("--replays", type=integer(0, 10_000), default=40)
     parser.add_argument("--seed", type=integer(0, 2**32 - 1), default=1)
+    parser.add_argument("--gpu", type=integer(0, 63), default=0, help="whose memory is watched, as nvidia-smi counts")
     parser.add_argument("--set", action="append", default=[], metavar="engine.KEY=VALUE", dest="flags")
     parser.add_argument("--output", type=Path, help="JSON file to write; standard output without it")
     return parser
@@ -258,6 +261,7 @@ def plan_of(arguments: argparse.Namespace) -> LoadPlan:
         pause=arguments.pause_ms / 1000,
         replays=arguments.replays,
         seed=arguments.seed,
+        gpu=arguments.gpu,
     )
 
 

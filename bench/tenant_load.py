@@ -15,10 +15,12 @@ from baton.core.clock import Clock, ManualClock, SystemClock
 from baton.core.types import StopRules, Tier, TokenRequest
 from baton.engine.config import EngineConfig
 from baton.engine.core import EngineCore
+from baton.engine.device_copies import DeviceCopies
 from baton.engine.drafter import NoDrafts
 from baton.engine.messages import Admitted, Event, Failed, First, Prefill, Release, Reserve, StepReport, Streamed
 from baton.engine.runner import Part, Runner, RunnerTimes
 from baton.engine.sequence import Work
+from baton.engine.sharedpool import PoolMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +177,7 @@ class LoadTrial:
         self._sent[key] = _Sent(load, at, key)
         self.figures[load.name].sent += 1
         is_answer = self._work is Work.DECODE
-        self.core.handle(Reserve(key, request, load.prompt) if is_answer else Prefill(key, request))
+        self.core.handle(Reserve(key, request, load.prompt) if is_answer else Prefill(key, request, load.prompt))
 
     def _take_in(self, report: StepReport, stepped_at: float) -> None:
         now = self._pace.clock.now()
@@ -245,6 +247,14 @@ class _Counting:
     @property
     def times(self) -> RunnerTimes:
         return self._runner.times
+
+    @property
+    def memory(self) -> PoolMemory | None:
+        return self._runner.memory
+
+    @property
+    def copies(self) -> DeviceCopies | None:
+        return self._runner.copies
 
     def launch(self, parts: Sequence[Part]) -> None:
         self._look(parts)

@@ -8,9 +8,11 @@ from baton.core.arguments import Arguments
 from baton.core.clock import Clock, RandomIds
 from baton.core.config import Section
 from baton.core.errors import TokenizerMissing
-from baton.core.types import Candidate, Role
+from baton.core.types import Account, Candidate, Role
+from baton.rpc.admin import admin_service
 from baton.rpc.decode_link import DecodeLink
 from baton.rpc.planner import PlannerClient
+from baton.rpc.serving import Service
 from baton.state.config import StateConfig
 from gateway.config import GatewayConfig
 from gateway.doors.native import native_door
@@ -19,7 +21,9 @@ from gateway.keys import load_keys
 from gateway.links import LinkPool, tended
 from gateway.parts import build_gateway
 from gateway.planning import DiscoveredPlanner
+from gateway.prices import PriceBook, load_prices
 from gateway.prompt import ModelText, Prompts, load_model_text
+from gateway.quotas import Quotas, shared_quotas
 from services.process.main import run_service
 from services.process.process import ServiceProcess, service_process
 
@@ -29,16 +33,30 @@ STATE = Section("state", StateConfig)
 
 async def serve(arguments: Arguments) -> None:
     config, state = arguments.settings.fill(GATEWAY), arguments.settings.fill(STATE)
-    keys = load_keys(config.keys_file)
+    ring = load_keys(config.keys_file)
+    prices = load_prices(Path(config.prices_file)) if config.prices_file else PriceBook()
     async with service_process(arguments.id, Role.GATEWAY, config, state) as process:
         fleet = FleetView(process.clock, down_seconds=config.down_seconds)
         watch = FleetWatch(process.registry, fleet, process.clock, interval=config.fleet_poll_ms / 1000)
         open_link = partial(_open_link, process)
-        async with watch.running(), tended(LinkPool(open_link, fleet), process.clock) as links:
+        async with (
+            watch.running(),
+            tended(LinkPool(open_link, fleet), process.clock) as links,
+            shared_quotas(
+                state,
+                ring,
+                lambda: fleet.models if fleet.known else None,
+                clock=process.clock,
+                ids=RandomIds(),
+                meter=process.meter,
+                replicas=config.replicas,
+            ) as quotas,
+        ):
             gateway = build_gateway(
-                keys=keys,
                 fleet=fleet,
                 prompts=Prompts(_load_texts(config.tokenizer_directories(), process.clock)),
+                admission=quotas.admission,
+                refusals=quotas.refusals,
                 planner=DiscoveredPlanner(fleet, partial(_connect_planner, process), config.planner_address),
                 links=links,
                 meter=process.meter,
@@ -47,10 +65,18 @@ async def serve(arguments: Arguments) -> None:
                 policy=config.policy,
                 relay=config.relay,
                 planner_budget_seconds=config.planner_budget_ms / 1000,
+                prices=prices,
             )
-            door = native_door(gateway, keys, stall_seconds=config.client_stall_seconds)
-            async with process.serving([door]):
+            door = native_door(gateway, quotas.callers, stall_seconds=config.client_stall_seconds)
+            async with process.serving([door, _admin_door(quotas)]):
                 await process.stopping.wait()
+
+
+def _admin_door(quotas: Quotas) -> Service:
+    async def account_of(presented: str | None) -> Account:
+        return (await quotas.callers.authenticate(presented)).payer
+
+    return admin_service(quotas.admin, account_of)
 
 
 def _load_texts(directories: Mapping[str, Path], clock: Clock) -> dict[str, ModelText]:

@@ -20,6 +20,7 @@ class GatewayConfig(ProcessConfig):
     callers for one only when ``door_client_ca`` is set.
 
     ``tokenizers`` are ``NAME=DIRECTORY`` entries; a served model without one takes and returns token ids only.
+    ``replicas``: how many gateways share the limits while Redis is away. ``prices_file`` empty: nothing costs anything.
     ``planner_address`` empty: the planner is found in the registry. ``default_model`` empty: a request must name its
     model unless the fleet serves only one.
     """
@@ -28,6 +29,8 @@ class GatewayConfig(ProcessConfig):
 
     port: int = 8600
     keys_file: Path = Path("keys.toml")
+    prices_file: str = ""
+    replicas: int = 1
     planner_address: str = ""
     tokenizers: tuple[str, ...] = ()
     default_model: str = ""
@@ -57,7 +60,7 @@ class GatewayConfig(ProcessConfig):
             self.require(getattr(self, key) > 0, key, "must be above 0")
         for key in ("max_lost_workers", "recovery_patience_seconds", "down_seconds", "max_logprobs"):
             self.require(getattr(self, key) >= 0, key, "must be at least 0")
-        for key in ("default_max_tokens", "max_choices", "max_prompt_bytes", "max_messages"):
+        for key in ("replicas", "default_max_tokens", "max_choices", "max_prompt_bytes", "max_messages"):
             self.require(getattr(self, key) >= 1, key, "must be at least 1")
         below_wire = self.max_prompt_bytes < MAX_MESSAGE_BYTES
         self.require(below_wire, "max_prompt_bytes", f"must be below the wire's {MAX_MESSAGE_BYTES}")

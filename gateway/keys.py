@@ -11,6 +11,7 @@ slower than SHA-256 is called for. The file (TOML, or JSON by its suffix)::
     models = ["smollm2-135m-instruct"]   # optional: without it, all
     priority = 10                        # optional, -100 to 100, 0 without it: higher goes first among the tenant's
     tier = "gold"                        # optional, gold, silver or bronze, which it is without; one for each tenant
+    role = "platform_admin"              # optional: what the key may do through the admin API; nothing without it
 
 Gateways that share the file derive the same salts, so their tenants share prefix hits across gateways.
 """
@@ -27,12 +28,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
-from baton.core.errors import ConfigError, PermissionDenied, Unauthenticated
-from baton.core.types import Principal, Tier
+from baton.core.errors import ConfigError, InvalidRequest, Unauthenticated
+from baton.core.tenancy import MAX_PRIORITY, check_name
+from baton.core.types import Account, AdminRole, KeyRecord, Organisation, Principal, Tenant, Tier
+from gateway.credentials import ServerSecret
 
-SALT_BYTES = 16
-MIN_SECRET_DIGITS = 32
-MAX_PRIORITY = 100
 _NOBODY = hashlib.sha256(b"").hexdigest()
 
 
@@ -46,6 +46,12 @@ class ApiKey:
     models: tuple[str, ...] | None = None
     priority: int = 0
     tier: Tier = Tier.BRONZE
+    role: AdminRole = AdminRole.NONE
+
+    def account(self) -> Account:
+        """Of a tenant that nobody has recorded: without limits, in an organisation of its own name."""
+        key = KeyRecord(self.id, self.tenant, self.id, "", models=self.models, priority=self.priority, role=self.role)
+        return Account(Organisation(self.tenant), Tenant(self.tenant, self.tenant, self.tier), key)
 
 
 def new_key(key_id: str, tenant: str, models: tuple[str, ...] | None = None) -> tuple[str, ApiKey]:
@@ -67,6 +73,7 @@ def dump_keys(server_secret: str, keys: Iterable[ApiKey]) -> str:
         | ({} if key.models is None else {"models": list(key.models)})
         | ({} if key.priority == 0 else {"priority": key.priority})
         | ({} if key.tier is Tier.BRONZE else {"tier": key.tier.value})
+        | ({} if key.role is AdminRole.NONE else {"role": key.role.value})
         for key in keys
     ]
     return json.dumps({"server_secret": server_secret, "keys": entries}, indent=2) + "\n"
@@ -76,9 +83,7 @@ class KeyRing:
     """Answers who holds a key. Salts come from here and nowhere else."""
 
     def __init__(self, server_secret: str, keys: Iterable[ApiKey]) -> None:
-        if len(server_secret) < MIN_SECRET_DIGITS:
-            raise ConfigError(f"server_secret: must have at least {MIN_SECRET_DIGITS} digits, got {len(server_secret)}")
-        self._server_secret = server_secret.encode()
+        self.secret = ServerSecret(server_secret)
         self._keys: dict[str, ApiKey] = {}
         tiers: dict[str, Tier] = {}
         for key in keys:
@@ -100,19 +105,13 @@ class KeyRing:
         matches = hmac.compare_digest(hashlib.sha256(secret.encode()).hexdigest(), expected)
         if key is None or not matches:
             raise Unauthenticated("the API key is not valid")
-        return Principal(key.tenant, key.id, self.salt(key.tenant), key.priority, key.tier)
+        account = key.account()
+        return Principal(key.tenant, key.id, self.secret.salt(account.tenant), key.priority, account)
 
-    def salt(self, tenant: str) -> bytes:
-        """What keeps this tenant's KV blocks apart from everyone else's."""
-        return hmac.digest(self._server_secret, b"kv-salt:" + tenant.encode(), "sha256")[:SALT_BYTES]
-
-    def allows(self, principal: Principal, model: str) -> bool:
-        key = self._keys.get(principal.key_id)
-        return key is not None and (key.models is None or model in key.models)
-
-    def check_model(self, principal: Principal, model: str) -> None:
-        if not self.allows(principal, model):
-            raise PermissionDenied(f"model: key {principal.key_id!r} may not use {model!r}")
+    def account(self, key_id: str) -> Account | None:
+        """What the file says of a key; None when it has none of this id."""
+        key = self._keys.get(key_id)
+        return None if key is None else key.account()
 
 
 def load_keys(path: Path) -> KeyRing:
@@ -136,7 +135,7 @@ def load_keys(path: Path) -> KeyRing:
 
 
 def _parse_key(entry: object, where: str) -> ApiKey:
-    table = _table(entry, where, {"id", "tenant", "secret_sha256", "models", "priority", "tier"})
+    table = _table(entry, where, {"id", "tenant", "secret_sha256", "models", "priority", "tier", "role"})
     digest = _text(table, "secret_sha256", where).lower()
     if len(digest) != len(_NOBODY) or set(digest) - set("0123456789abcdef"):
         raise ConfigError(f"{where}.secret_sha256: must be {len(_NOBODY)} hex digits, got {len(digest)} characters")
@@ -149,7 +148,14 @@ def _parse_key(entry: object, where: str) -> ApiKey:
     key_id = _text(table, "id", where)
     if "." in key_id:
         raise ConfigError(f"{where}.id: must hold no dot, got {key_id!r}")
-    return ApiKey(key_id, _text(table, "tenant", where), digest, allowed, _priority(table, where), _tier(table, where))
+    tenant = _text(table, "tenant", where)
+    for name, value in (("id", key_id), ("tenant", tenant)):
+        try:
+            check_name(f"{where}.{name}", value)
+        except InvalidRequest as error:
+            raise ConfigError(error.message) from error
+    tier, role = _tier(table, where), _role(table, where)
+    return ApiKey(key_id, tenant, digest, allowed, _priority(table, where), tier, role)
 
 
 def _tier(table: Mapping[str, object], where: str) -> Tier:
@@ -165,6 +171,13 @@ def _priority(table: Mapping[str, object], where: str) -> int:
         limit = f"must be an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}"
         raise ConfigError(f"{where}.priority: {limit}, got {value!r}")
     return value
+
+
+def _role(table: Mapping[str, object], where: str) -> AdminRole:
+    value = table.get("role", AdminRole.NONE.value)
+    if value not in set(AdminRole):
+        raise ConfigError(f"{where}.role: must be one of {', '.join(AdminRole)}, got {value!r}")
+    return AdminRole(value)
 
 
 def _table(value: object, where: str, known: set[str]) -> Mapping[str, object]:

@@ -125,7 +125,7 @@ def least_load_plan(query: PlanQuery, fleet: FleetView, turn: int) -> Plan:
 
 def _can(record: ProcessRecord, query: PlanQuery, fleet: FleetView) -> bool:
     """It is in the tenant's pool and has the module that an earlier hop was computed with."""
-    if not fleet.pools.may_use(record.labels, query.tenant, query.tier):
+    if not fleet.pools.may_use(record.labels, query):
         return False
     modules = () if record.card is None else record.card.modules
     return query.attention_window is None or Module.ATTENTION_WINDOW in modules

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from baton.core.clock import Ids
 from baton.core.deadline import Deadline
-from baton.core.errors import InvalidRequest, StateUnavailable, UnknownModel
+from baton.core.errors import InvalidRequest, PermissionDenied, QuotaExceeded, StateUnavailable, UnknownModel
 from baton.core.streams import closing
+from baton.core.tenancy import allows_model
 from baton.core.types import (
     GenerateChunk,
     GenerateRequest,
@@ -18,14 +20,18 @@ from baton.core.types import (
     ModelInfo,
     PlanQuery,
     Principal,
+    QuotaClaim,
     TokenRequest,
 )
+from gateway.admission import Admission, Grant
 from gateway.choice import ChoiceOrder, ChoiceProgress
 from gateway.fanout import ChoiceStream, choice_seed, fan_out, request_seed
 from gateway.fleet import FleetView
-from gateway.keys import KeyRing
 from gateway.meters import RequestMeters
+from gateway.prices import PriceBook
 from gateway.prompt import Prompts
+from gateway.quota_claims import Delivery, claim_of, enforced
+from gateway.refusal_log import RefusalLog
 from gateway.relay import Relay
 from gateway.running import RunningRequests
 from gateway.validate import MAX_REQUEST_ID, Limits, check_prompt, check_request, check_token_ids, fit_max_tokens
@@ -37,9 +43,11 @@ log = logging.getLogger(__name__)
 class GatewayParts:
     """What a gateway is joined from."""
 
-    keys: KeyRing
     fleet: FleetView
     prompts: Prompts
+    admission: Admission
+    refusals: RefusalLog
+    prices: PriceBook
     relay: Relay
     running: RunningRequests
     meters: RequestMeters
@@ -75,11 +83,15 @@ class Gateway:
             request = replace(request, model=record.model)
             deadline = Deadline.after(self._policy.default_timeout if request.timeout is None else request.timeout)
             async with self._parts.running.own(principal.tenant, request.request_id, deadline):
-                choices = await self._choices(request, principal, deadline)
-                async with closing(fan_out(choices)) as chunks:
+                claim, choices = await self._prepared(request, principal, deadline)
+                async with self._admitted(claim, deadline) as grant, closing(fan_out(choices)) as chunks:
+                    delivery = Delivery(request, claim)
+                    balances = enforced(grant.balances, claim.account)
                     async for chunk in chunks:
+                        grant.note(delivery.add(chunk))
                         self._parts.meters.note(record, chunk)
-                        yield chunk
+                        yield replace(chunk, quota=balances) if balances else chunk
+                        balances = ()
 
     async def count_tokens(self, request: GenerateRequest, principal: Principal) -> tuple[int, ...]:
         check_prompt(request, self._policy.limits)
@@ -113,7 +125,8 @@ class Gateway:
 
     def _card(self, model: str, principal: Principal) -> ModelCard:
         """Raises PermissionDenied before UnknownModel, so that a key learns nothing of models that it may not use."""
-        self._parts.keys.check_model(principal, model)
+        if not allows_model(principal.payer, model):
+            raise PermissionDenied(f"model: key {principal.key_id!r} may not use {model!r}")
         card = self._parts.fleet.card(model)
         if card is None:
             served = ", ".join(self._served(principal)) or "none served yet"
@@ -127,13 +140,25 @@ class Gateway:
         """
         if not self._parts.fleet.known:
             raise StateUnavailable("the gateway does not know the fleet yet: the registry has not answered")
-        return tuple(name for name in self._parts.fleet.models if self._parts.keys.allows(principal, name))
+        return tuple(name for name in self._parts.fleet.models if allows_model(principal.payer, name))
 
-    async def _choices(self, request: GenerateRequest, principal: Principal, deadline: Deadline) -> list[ChoiceStream]:
+    @asynccontextmanager
+    async def _admitted(self, claim: QuotaClaim, deadline: Deadline) -> AsyncIterator[Grant]:
+        try:
+            async with self._parts.admission.admitted(claim, deadline) as grant:
+                yield grant
+        except QuotaExceeded as error:
+            self._parts.refusals.note(claim, error)
+            raise
+
+    async def _prepared(
+        self, request: GenerateRequest, principal: Principal, deadline: Deadline
+    ) -> tuple[QuotaClaim, list[ChoiceStream]]:
         card = self._card(request.model, principal)
         prompt = await deadline.within(self._parts.prompts.prompt_ids(request, card), "the tokenizer")
         check_token_ids(request, prompt, card)
         max_tokens = fit_max_tokens(request, len(prompt), card, self._policy.limits)
+        tenant = principal.payer.tenant
         query = PlanQuery(
             request.request_id,
             card.model,
@@ -141,7 +166,9 @@ class Gateway:
             prompt_tokens=len(prompt),
             max_tokens=max_tokens,
             priority=principal.priority,
-            tier=principal.tier,
+            tier=tenant.tier,
+            pool=tenant.pool,
+            tenant_max_blocks=tenant.max_kv_blocks,
         )
         eos = frozenset[int]() if request.stop.ignore_eos else frozenset(card.eos_token_ids)
         base = TokenRequest(
@@ -154,7 +181,8 @@ class Gateway:
             prompt_logprobs=request.prompt_logprobs,
             priority=principal.priority,
             tenant=principal.tenant,
-            tier=principal.tier,
+            tier=tenant.tier,
+            tenant_max_blocks=tenant.max_kv_blocks,
             salt=principal.salt,
         )
         streams: list[ChoiceStream] = []
@@ -163,7 +191,7 @@ class Gateway:
             order = ChoiceOrder(request.request_id, index, _choice_request(request, base, index, resumed), eos)
             progress = ChoiceProgress(order, self._parts.prompts.text_stream(card.model, request), resumed)
             streams.append(partial(self._parts.relay.stream, progress, query, deadline))
-        return streams
+        return claim_of(request, principal, len(prompt), max_tokens, self._parts.prices), streams
 
 
 def _choice_request(request: GenerateRequest, base: TokenRequest, index: int, resumed: Sequence[int]) -> TokenRequest:

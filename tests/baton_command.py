@@ -35,6 +35,16 @@ class Baton:
             self.words(command, *rest), capture_output=True, text=True, timeout=GENEROUS_SECONDS, check=False
         )
 
+    def run_action(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """A command that has commands of its own, ``baton tenant list``, which takes its options after these."""
+        return subprocess.run(
+            [*COMMAND, *words, "--state-dir", str(self.path)],
+            capture_output=True,
+            text=True,
+            timeout=GENEROUS_SECONDS,
+            check=False,
+        )
+
     def start(self, command: str, *rest: str) -> subprocess.Popen[str]:
         return subprocess.Popen(self.words(command, *rest), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 

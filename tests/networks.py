@@ -13,6 +13,7 @@ from baton.core.reserved_port import reserved_port
 from baton.core.telemetry import SilentMeter
 from baton.core.types import Candidate, EngineStats, PrefillRequest, PrefillResult, Role, Ticket
 from baton.engine.client import EngineClient
+from baton.engine.runner import Runner
 from baton.rpc.channels import ChannelPool, ClientSecurity
 from baton.rpc.decode_link import DecodeLink
 from baton.rpc.decode_service import decode_service
@@ -38,6 +39,7 @@ class StackWorker:
     parts: WorkerParts
     offers: OfferGate
     life: AsyncExitStack
+    runner: Runner
     dead: bool = False
 
     @property

@@ -10,8 +10,10 @@ from typing import Any
 
 from baton.core.types import ModelCard, Sampling, StopRules, TokenChunk, TokenRequest
 from baton.engine.config import EngineConfig
+from baton.engine.device_copies import DeviceCopies
 from baton.engine.load import build_runner
 from baton.engine.runner import Part, Runner, RunnerTimes, StepResult
+from baton.engine.sharedpool import PoolMemory
 from tests.answers import Answer
 from tests.goldens import DATA, TINY
 from tests.unit.engine.core_driver import CoreDriver
@@ -94,6 +96,14 @@ class RunnerAround:
         return self._inner.total_blocks
 
     @property
+    def memory(self) -> PoolMemory | None:
+        return self._inner.memory
+
+    @property
+    def copies(self) -> DeviceCopies | None:
+        return self._inner.copies
+
+    @property
     def steps_ahead(self) -> int:
         return self._inner.steps_ahead
 
@@ -143,6 +153,14 @@ class AheadRunner(RunnerAround):
     @property
     def steps_ahead(self) -> int:
         return 1
+
+    @property
+    def memory(self) -> PoolMemory | None:
+        return self._inner.memory
+
+    @property
+    def copies(self) -> DeviceCopies | None:
+        return self._inner.copies
 
     def launch(self, parts: Sequence[Part]) -> None:
         copies = [part._replace(context=part.context[: part.end], blocks=list(part.blocks)) for part in parts]

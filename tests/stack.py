@@ -31,23 +31,35 @@ from baton.engine.client import threaded_engine
 from baton.engine.config import EngineConfig
 from baton.engine.fake import FakeRunner, fake_card
 from baton.engine.runner import Runner
+from baton.engine.sharedpool import shared_pool_memory
+from baton.state.refusals import MemoryRefusals
 from baton.state.registry import MemoryRegistry
 from gateway.fleet import FleetView
-from gateway.keys import KeyRing, new_key, new_server_secret
 from gateway.parts import build_gateway
 from gateway.prompt import ModelText, Prompts
+from gateway.refusal_log import RefusalLog
 from gateway.relay import RelayPolicy
 from gateway.service import Gateway, GatewayPolicy
 from services.kvtransfer.config import KvTransferConfig
+from services.kvtransfer.tier_peer import NoTier, Tiers
+from services.kvtransfer.transports import open_transports
 from services.planner.config import PlannerConfig
 from services.planner.service import Planner
 from services.worker.parts import build_parts
 from tests.answers import Answer, tokens
 from tests.gates import GENEROUS_SECONDS, OfferGate, StepGate
 from tests.networks import DirectNetwork, Network, StackWorker, WireNetwork
+from tests.quotas import memory_admission
 
 ALWAYS_REMOTE = PlannerConfig(local_prefill_max_tokens=0)
-SMALL_MESSAGES = KvTransferConfig(max_message_bytes=2 * 16 * 16, acknowledge_seconds=GENEROUS_SECONDS)  # 2 blocks each
+TWO_BLOCKS = 2 * 16 * 16  # bytes
+SMALL_MESSAGES = KvTransferConfig(
+    max_message_bytes=TWO_BLOCKS,
+    max_mapped_bytes=TWO_BLOCKS,
+    max_device_bytes=TWO_BLOCKS,
+    max_link_bytes=TWO_BLOCKS,
+    acknowledge_seconds=GENEROUS_SECONDS,
+)
 PRINCIPAL = Principal("acme", "tests", salt=b"salt of acme")
 ENGINE = EngineConfig(kv_blocks=128, block_size=16, max_step_tokens=64, max_running=16)
 
@@ -58,6 +70,9 @@ class Stack:
 
     steps_ahead: ClassVar[int] = 0  # of the fake engines; a test module may run under both
 
+    transports: ClassVar[tuple[str, ...]] = ("shm", "tcp")  # that its workers may use
+    fake_pool: ClassVar[str] = "shared"  # or "device": what the pools of its fake engines look like
+
     prefill: int = 1
     decode: int = 1
     engine: EngineConfig = ENGINE
@@ -65,6 +80,7 @@ class Stack:
     policy: PlannerConfig = ALWAYS_REMOTE
     runner: Callable[[EngineConfig, StepGate], Runner] | None = None
     network: Callable[[], Network] = DirectNetwork
+    tiers: Tiers = field(default_factory=NoTier)
     texts: dict[str, ModelText] = field(default_factory=dict)  # tokenizers by model name, for the gateway
     labels: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by worker id
     workers: dict[str, StackWorker] = field(default_factory=dict)
@@ -98,16 +114,19 @@ class Stack:
         engine = await life.enter_async_context(threaded_engine(runner, self.engine))
         address = life.enter_context(self.joined.address(worker_id))
         me = Candidate(worker_id, address, epoch or 1000 + len(self.workers))
+        kvtransfer = replace(self.kvtransfer, transports=self.transports)
         parts = build_parts(
             engine,
             me,
             receivers=self.joined.receiver,
             prefill_peers=self.joined.prefill,
-            kvtransfer=self.kvtransfer,
+            transports=life.enter_context(open_transports(engine, worker_id, me.epoch, kvtransfer)),
+            kvtransfer=kvtransfer,
             meter=SilentMeter(),
             clock=SystemClock(),
+            tiers=self.tiers,
         )
-        worker = StackWorker(me, role, engine, gate, parts, OfferGate(parts.receiver), life)
+        worker = StackWorker(me, role, engine, gate, parts, OfferGate(parts.receiver), life, runner)
         self.workers[worker_id] = worker
         await self.joined.join(worker)
         await self.heartbeat()
@@ -115,18 +134,22 @@ class Stack:
 
     def _fake_runner(self, gate: StepGate) -> Runner:
         card = fake_card(block_size=self.engine.block_size)
-        return FakeRunner(card, self.engine.kv_blocks, steps_ahead=self.steps_ahead, on_step=gate)
+        memory = shared_pool_memory(self.engine.kv_blocks, card.format)
+        shared, device = (memory, None) if self.fake_pool == "shared" else (None, memory)
+        blocks, ahead = self.engine.kv_blocks, self.steps_ahead
+        return FakeRunner(card, blocks, steps_ahead=ahead, on_step=gate, memory=shared, device=device)
 
     def _gateway(self) -> Gateway:
-        _, key = new_key("tests", "acme")
+        clock = SystemClock()
         return build_gateway(
-            keys=KeyRing(new_server_secret(), [key]),
             fleet=self.fleet,
             prompts=Prompts(self.texts),
+            admission=memory_admission(clock),
+            refusals=RefusalLog(MemoryRefusals(), clock),
             planner=self.planner,
             links=self.joined.decode,
             meter=SilentMeter(),
-            clock=SystemClock(),
+            clock=clock,
             ids=CountingIds(),
             policy=GatewayPolicy(),
             relay=RelayPolicy(),
@@ -197,7 +220,7 @@ class Stack:
 
     async def alone(self, request: TokenRequest) -> Answer:
         """What one engine by itself answers, on a stack of its own: the truth to compare with."""
-        local = replace(self, prefill=0, decode=1, workers={}, network=DirectNetwork)
+        local = replace(self, prefill=0, decode=1, workers={}, network=DirectNetwork, tiers=NoTier())
         async with local:
             return await local.generate(request)
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 from baton.cli import answer_file
@@ -13,8 +14,8 @@ from baton.cli.answers import Answer
 from baton.cli.cases import Case
 from baton.cli.terminal import Progress, printable, say
 from baton.client import Client
-from baton.core.clock import Clock
-from baton.core.errors import BatonError
+from baton.core.clock import Clock, RandomIds
+from baton.core.errors import BatonError, QuotaExceeded
 from baton.core.streams import closing
 from baton.core.types import GenerateChunk, GenerateRequest
 
@@ -27,9 +28,11 @@ async def ask(
     client: Client, case: Case, clock: Clock, on_chunk: Callable[[GenerateChunk], None] = _ignore
 ) -> list[Answer]:
     """Stream one request to its end; one answer a choice. A typed error ends up in the answers that lack an end."""
-    answers = [Answer(case.id, index, started=clock.now()) for index in range(max(1, case.request.n))]
+    request = replace(case.request, request_id=case.request.request_id or RandomIds().request_id())
+    choices = range(max(1, request.n))
+    answers = [Answer(case.id, index, request_id=request.request_id, started=clock.now()) for index in choices]
     try:
-        async with aclosing(client.stream(case.request)) as chunks:
+        async with aclosing(client.stream(request)) as chunks:
             async for chunk in chunks:
                 answers[chunk.index].add(chunk, clock.now())
                 on_chunk(chunk)
@@ -57,6 +60,8 @@ async def ask_and_print(client: Client, request: GenerateRequest, clock: Clock, 
     failed = next((answer.error for answer in answers if answer.error is not None), None)
     if failed is not None:
         say(f"error: {failed.reason}: {failed.message}")
+        if isinstance(failed, QuotaExceeded):
+            say(f"more: baton quota explain {answers[0].request_id}")
         return 1
     return 0
 

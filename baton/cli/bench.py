@@ -13,7 +13,9 @@ from baton.core.errors import ConfigError
 BENCHMARKS = {
     "cpu": ("bench.cpu_speed", "the CPU engine beside transformers (needs the bench extra)"),
     "offline": ("bench.offline", "the bare engine over shapes: tokens a second, step time, time to the first token"),
+    "quota": ("bench.quota", "admissions over loopback Redis: latency, throughput, memory, a stopped server"),
     "serve": ("bench.serve", "an open loop of requests through a gateway: TTFT, TPOT, ITL, goodput"),
+    "transfer": ("bench.transfer", "the hand-over of KV between two workers, by each transport: GB/s beside memcpy"),
 }
 
 

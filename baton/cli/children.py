@@ -60,11 +60,12 @@ def started(
 ) -> Iterator[list[Child]]:
     """All service processes; ``secrets`` go into their environment. Stopped in reverse order, whatever happens."""
     children: list[Child] = []
+    given = [*_local_defaults(plan.config, state_dir), *settings]
     try:
         for role, process_id in plan.services():
             with state_dir.new_log(process_id) as output:
                 process = subprocess.Popen(
-                    _command(plan, role, process_id, settings, keys_file),
+                    _command(plan, role, process_id, given, keys_file),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
@@ -79,7 +80,7 @@ def started(
 
 def _command(plan: StackPlan, role: Role, process_id: str, settings: Sequence[str], keys_file: Path) -> list[str]:
     package = "gateway" if role is Role.GATEWAY else f"services.{role.value}"
-    given = [*_local_defaults(plan.config), *settings, f"engine.device={plan.device}"]
+    given = [*settings, f"engine.device={plan.device}"]
     given += [f"engine.model={plan.model.engine_model}", f"engine.served_name={plan.model.name}"]
     if role is Role.GATEWAY:
         given += [f"gateway.keys_file={keys_file}"]
@@ -90,11 +91,12 @@ def _command(plan: StackPlan, role: Role, process_id: str, settings: Sequence[st
     return command + [part for setting in [*given, *plan.flags] for part in ("--set", setting)]
 
 
-def _local_defaults(config: Path | None) -> list[str]:
+def _local_defaults(config: Path | None, state_dir: StateDir) -> list[str]:
     """The launcher's own defaults, but for keys that the user's file or environment sets."""
     layers = [*(file_settings(config) if config else ()), *environment_settings(os.environ)]
     taken = {f"{setting.section}.{setting.key}" for setting in layers}
-    return [flag for flag in LOCAL_DEFAULTS if flag.partition("=")[0] not in taken]
+    defaults = (*LOCAL_DEFAULTS, f"kvtransfer.tier_directory={state_dir.tier}")
+    return [flag for flag in defaults if flag.partition("=")[0] not in taken]
 
 
 def _stop(children: Sequence[Child]) -> None:

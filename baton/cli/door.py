@@ -28,11 +28,16 @@ class Door:
 
 def add_options(parser: argparse.ArgumentParser, *address: str) -> None:
     """``address``: the spellings of the option that names the gateway."""
+    add_door(parser, *address)
+    parser.add_argument("--model", type=text, default="", help="the only one that is served without it")
+
+
+def add_door(parser: argparse.ArgumentParser, *address: str) -> None:
+    """Which gateway, and with which key."""
     parser.add_argument("--state-dir", type=Path, default=state_dir.DEFAULT, help="of the local stack")
     parser.add_argument("--key", help="API key; the local one without it")
     parser.add_argument(*address, dest="address", help="gateway address; the local one without it")
     parser.add_argument("--ca", type=Path, help="PEM file that the gateway's certificate is checked with: TLS")
-    parser.add_argument("--model", type=text, default="", help="the only one that is served without it")
 
 
 def find_door(arguments: argparse.Namespace) -> Door:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from baton.cli.children import REDIS_ID, Child, StackPlan, reason_of_end, started
+from baton.cli.local_tenant import make_local_tenant
 from baton.cli.state_dir import LaunchedProcess, StackRecord, StateDir, is_alive
 from baton.cli.state_server import StateServer, state_server
 from baton.cli.terminal import say
@@ -21,8 +22,9 @@ from baton.cli.warm import warm_path
 from baton.core.api import RegistryApi
 from baton.core.config import Section, Settings, mask_password
 from baton.core.errors import ConfigError, PeerUnavailable, StateUnavailable
-from baton.core.types import ProcessRecord, Role, WorkerState
+from baton.core.types import AdminRole, ProcessRecord, Role, WorkerState
 from baton.rpc.channels import ClientTls
+from baton.state.audited_records import RedisRecords
 from baton.state.redis_client import connect
 from baton.state.registry import RedisRegistry
 from gateway.config import GatewayConfig
@@ -82,11 +84,13 @@ async def launched(plan: StackPlan, state_dir: StateDir) -> AsyncIterator[Stack]
     async with AsyncExitStack() as stack:
         stack.enter_context(state_dir.owned())
         key, api_key = new_key("local", "local")
+        api_key = replace(api_key, role=AdminRole.PLATFORM_ADMIN)
         keys_file = state_dir.write_private("keys.json", dump_keys(new_server_secret(), [api_key]))
         server = stack.enter_context(state_server(settings, state_dir))
         client = await stack.enter_async_context(connect(server.config))
         registry = RedisRegistry(client, server.config)
         await _check_state(registry, server)
+        await make_local_tenant(RedisRecords(client, server.config))
         children = stack.enter_context(
             started(plan, state_dir, server.settings, keys_file, _tokens() | dict(server.secrets))
         )

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from baton.cli import bench, kernel_cache, models, request_commands, stack_commands
+from baton.cli import bench, kernel_cache, models, quota_commands, request_commands, stack_commands, tenant_commands
 from baton.cli.subcommands import Commands
 from baton.cli.terminal import say
 from baton.core.errors import BatonError
@@ -48,6 +48,8 @@ def build_parser() -> argparse.ArgumentParser:
     commands = Commands(parser)
     stack_commands.add(commands)
     request_commands.add(commands)
+    tenant_commands.add_commands(commands)
+    quota_commands.add_commands(commands)
     _add_model(commands)
     bench.add(commands)
     return parser

@@ -77,6 +77,11 @@ class StateDir:
     def logs(self) -> Path:
         return self.path / "logs"
 
+    @property
+    def tier(self) -> Path:
+        """Where the cache tier keeps its blocks, from one stack to the next."""
+        return self.path / "tier"
+
     def prepare(self) -> None:
         """Make the directories; one that exists keeps its mode."""
         try:

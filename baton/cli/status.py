@@ -13,7 +13,7 @@ from typing import cast
 from baton.cli.state_dir import LaunchedProcess, StackRecord, is_alive
 from baton.cli.terminal import table
 from baton.core.errors import StateUnavailable
-from baton.core.types import EngineStats, ProcessRecord, WorkerState
+from baton.core.types import EngineStats, ProcessRecord, TierLoad, WorkerState
 from baton.state.config import StateConfig
 from baton.state.redis_client import connect
 from baton.state.registry import RedisRegistry
@@ -60,6 +60,8 @@ def _entry(process: LaunchedProcess, found: ProcessRecord | None, state: WorkerS
         entry["model"] = found.card.model
         entry["tokens_per_second"] = round(found.tokens_per_second, 1)
         entry |= _load(found.stats)
+    if found is not None and found.tier is not None:
+        entry["tier"] = dataclasses.asdict(found.tier)
     return entry
 
 
@@ -97,9 +99,25 @@ def _load(stats: EngineStats) -> dict[str, object]:
     counters = {
         name: getattr(stats, name)
         for name in (field.name for field in dataclasses.fields(stats))
-        if not name.endswith("_blocks") and name not in ("waiting", "running")
+        if not name.endswith("_blocks") and name not in ("waiting", "running", "tiers")
     }
-    return {"blocks": blocks, "queued": stats.waiting, "running": stats.running, "counters": counters}
+    return {
+        "blocks": blocks,
+        "queued": stats.waiting,
+        "running": stats.running,
+        "tenant_tiers": {load.tier.value: _of_tier(load) for load in stats.tiers},
+        "counters": counters,
+    }
+
+
+def _of_tier(load: TierLoad) -> dict[str, int]:
+    return {
+        "tenants": load.tenants,
+        "queued": load.waiting,
+        "running": load.running,
+        "blocks": load.blocks,
+        "preemptions": load.preemptions,
+    }
 
 
 def family(pid: int) -> list[int]:
@@ -125,12 +143,28 @@ def resident_mb(pid: int) -> float:
     return sum(sizes) * 1024 / 1e6
 
 
+def _tier(entry: dict[str, object]) -> str:
+    """The cache tier in a few words; nothing for other processes."""
+    stats = cast(dict[str, int], entry.get("tier") or {})
+    if not stats:
+        return ""
+    memory, disk = (round(stats[f"{level}_bytes"] / 1e6) for level in ("memory", "disk"))
+    return f"tier {memory}+{disk} MB, {stats['hits']} hits, {stats['misses']} misses"
+
+
+def _requests(entry: dict[str, object]) -> str:
+    """Running and queued ones; by tier, too, while there are any."""
+    tiers = cast("dict[str, dict[str, int]]", entry["tenant_tiers"])
+    by_tier = [f"{name} {load['running']}+{load['queued']}" for name, load in tiers.items() if load["tenants"]]
+    return f"{entry['running']}+{entry['queued']}" + (f" ({', '.join(by_tier)})" if by_tier else "")
+
+
 def as_table(processes: Sequence[dict[str, object]]) -> str:
     rows: list[list[str]] = []
     for entry in processes:
         blocks = cast(dict[str, int], entry.get("blocks") or {})
-        load = "/".join(str(blocks[kind]) for kind in ("held", "cached", "free")) if blocks else ""
-        running = f"{entry['running']}+{entry['queued']}" if "running" in entry else ""
+        load = "/".join(str(blocks[kind]) for kind in ("held", "cached", "free")) if blocks else _tier(entry)
+        running = _requests(entry) if "running" in entry else ""
         shown = [str(entry[name]) for name in ("id", "state", "pid", "address", "http_address", "resident_mb")]
         rows.append([*shown, running, load])
         rate = f"{entry['tokens_per_second']}" if "tokens_per_second" in entry else ""

@@ -1,4 +1,5 @@
-"""The whole system on one page: what each part offers to the others.
+"""The whole system on one page: what each part offers to the others. (Tenants and quotas: ``tenancy_api``, and what
+administrators ask: ``admin_api``.)
 
 Each protocol is satisfied both by the domain class and by its gRPC client in ``baton.rpc``, so a test may join the
 parts with or without a wire. Every call raises only ``baton.core.errors``; cancelling a call is the abort.
@@ -12,6 +13,7 @@ from typing import Protocol
 
 from baton.core.types import (
     DecodeRequest,
+    DevicePool,
     EngineStats,
     FilledBlocks,
     FirstToken,
@@ -28,6 +30,8 @@ from baton.core.types import (
     PrefillResult,
     Principal,
     ProcessRecord,
+    TierBlock,
+    TierChanges,
     TokenChunk,
     TokenRequest,
 )
@@ -108,6 +112,49 @@ class DirectoryApi(Protocol):
     async def peers(self) -> Sequence[tuple[KvHandshake, str]]: ...
 
 
+class TierApi(Protocol):
+    """The pools' shared cache of full KV blocks by chained hash, in host memory and on disk. Soft state: whatever it
+    does not hold is computed again."""
+
+    async def changes(self, epoch: int, version: int) -> TierChanges:
+        """What came and went since the version of an earlier answer; all of it for another ``epoch``."""
+        ...
+
+    async def missing(self, names: Sequence[bytes]) -> tuple[bytes, ...]:
+        """Those that it does not hold."""
+        ...
+
+    async def put(self, blocks: Sequence[TierBlock]) -> None:
+        """Keep them as long as there is room. CorruptTransfer when one does not match its checksum."""
+        ...
+
+    async def get(self, names: Sequence[bytes]) -> tuple[TierBlock, ...]:
+        """The leading ones that it holds, verified, as many as fit into a message; counted as hits, what it lacks and
+        all that follows as misses."""
+        ...
+
+    async def pin(self, names: Sequence[bytes]) -> int:
+        """Never evict those of ``names`` that it holds; returns how many. Overloaded when too much would be pinned."""
+        ...
+
+    async def unpin(self, names: Sequence[bytes]) -> None: ...
+
+    async def invalidate(self, graph_version: str) -> int:
+        """Drop every block tagged with this version of the graph; returns how many."""
+        ...
+
+
+class WarmApi(Protocol):
+    """Served by workers, and by the kvtransfer process, which asks one of them and pins the blocks."""
+
+    async def warm(self, request: TokenRequest) -> tuple[bytes, ...]:
+        """Have the prompt's full blocks in the cache tier; returns their names. Sampling and stop rules are ignored.
+
+        PeerUnavailable when there is no tier, or no worker that serves the model.
+        """
+        ...
+
+
 class RegistryApi(Protocol):
     """Who is alive. A record lives as long as its lease is renewed."""
 
@@ -125,24 +172,56 @@ class RegistryApi(Protocol):
 # --- the engine -------------------------------------------------------------------------------------------------------
 
 
-class Reservation(Protocol):
+class WritableBlocks(Protocol):
     """Blocks held for one request; they return to the pool when its ``async with`` ends, whatever happened."""
 
     @property
     def cached_tokens(self) -> int:
-        """Leading context tokens found in this engine's prefix cache; a multiple of the block size."""
+        """Leading context tokens found in this engine's prefix cache, or imported; a multiple of the block size."""
         ...
 
     async def write_blocks(self, first_block: int, payload: bytes) -> None:
-        """Copy KV bytes into the reservation's own blocks, beginning at ordinal ``first_block``."""
+        """Copy KV bytes into the request's own blocks, beginning at ordinal ``first_block``."""
         ...
 
     async def read_blocks(self, first_block: int, block_count: int) -> bytes:
         """The bytes of the blocks, to verify what was written."""
         ...
 
+    async def pull_blocks(
+        self, first_block: int, source: int, source_blocks: Sequence[int], filled: int, strong: bytes = b""
+    ) -> tuple[bytes, ...]:
+        """Copy blocks of the attached pool ``source`` into the request's own, of the last one ``filled`` slots.
+
+        Returns a digest of each block as it is stored; of a GPU's pool both lanes where ``strong``, which then has a
+        byte for each block, is 1. TransportUnavailable when ``source`` is not, or no longer, attached.
+        """
+        ...
+
+    async def receive_blocks(
+        self, first_block: int, link: int, number: int, filled: int, strong: bytes
+    ) -> tuple[bytes, ...]:
+        """Take message ``number`` of a link into as many of the reservation's own blocks as ``strong`` has bytes.
+
+        Otherwise as ``pull_blocks``. TransportUnavailable when the link is not joined, or breaks.
+        """
+        ...
+
+
+class ImportableBlocks(WritableBlocks, Protocol):
+    """A request that has not started, and may start from a prefix that was computed elsewhere."""
+
+    async def imported(self, block_count: int) -> None:
+        """The first ``block_count`` blocks are valid, cached or written and verified: they enter the prefix cache, and
+        only the rest is computed. That must be at least one token."""
+        ...
+
+
+class Reservation(ImportableBlocks, Protocol):
+    """The blocks of a request that is to be answered."""
+
     def decode(self, first: FirstToken | None) -> AsyncIterator[TokenChunk]:
-        """Stream the answer. ``first`` None: compute the context here; else all of it was written to the blocks.
+        """Stream the answer. ``first`` None: compute what is not cached here; else all of it was written to the blocks.
 
         With ``first`` its token is not streamed again; the stream begins with the second one.
         """
@@ -164,7 +243,59 @@ class PrefillRun(Protocol):
 
     async def read_blocks(self, first_block: int, block_count: int) -> bytes: ...
 
+    def block_ids(self, first_block: int, block_count: int) -> tuple[int, ...]:
+        """Where these blocks stand in the engine's pool."""
+        ...
+
+    async def digest_blocks(self, first_block: int, filled: int, strong: bytes) -> tuple[bytes, ...]:
+        """16 bytes for each block in a GPU's pool (``baton.engine.digest``), ``filled`` slots of the last one."""
+        ...
+
+    async def send_blocks(
+        self, first_block: int, link: int, number: int, filled: int, strong: bytes
+    ) -> tuple[bytes, ...]:
+        """Send the blocks as message ``number`` of a link; returns what ``digest_blocks`` does, when they are read."""
+        ...
+
     async def first_token(self) -> FirstToken: ...
+
+
+class HeldPrefill(ImportableBlocks, PrefillRun, Protocol):
+    """A prompt that may still be waiting for its word; ``filled`` tells of imported blocks, too."""
+
+    def start(self) -> None:
+        """Compute what is not cached. Does nothing when that has begun by itself."""
+        ...
+
+
+class SharedPool(Protocol):
+    """An engine's KV pool as its front sees it: memory, for reading, that other processes of the host may map too."""
+
+    @property
+    def fd(self) -> int: ...
+
+    @property
+    def view(self) -> memoryview:
+        """All blocks, one after another. What stands in one is final once it was reported as filled."""
+        ...
+
+
+class KvLinks(Protocol):
+    """An engine's links to others, each one way, from rank 0 to rank 1."""
+
+    async def invite(self) -> bytes:
+        """What another engine needs to join. TransportUnavailable when this one cannot make it."""
+        ...
+
+    def join(self, link: int, rank: int, invitation: bytes, seconds: float) -> None:
+        """Begin to join; one that is known is left as it is. ``seconds`` bounds everything that happens on it."""
+        ...
+
+    def leave(self, link: int) -> None: ...
+
+    def discard(self, link: int, number: int, block_count: int) -> None:
+        """Message ``number`` is wanted no more; its place is kept, so that those after it get through."""
+        ...
 
 
 class EngineApi(Protocol):
@@ -178,6 +309,30 @@ class EngineApi(Protocol):
         """The newest snapshot; refreshed by every step."""
         ...
 
+    @property
+    def pool(self) -> SharedPool | None:
+        """None where the pool's memory cannot be shared."""
+        ...
+
+    @property
+    def device_pool(self) -> DevicePool | None:
+        """The pool in GPU memory, where engines of the same host can map it."""
+        ...
+
+    @property
+    def links(self) -> KvLinks | None:
+        """None where the engine has no communicators."""
+        ...
+
+    def attach(self, pool: int | DevicePool) -> int:
+        """Let the engine map the pool of another one, by its descriptor if it lies in shared memory; returns the name
+        for ``Reservation.pull_blocks``."""
+        ...
+
+    def detach(self, source: int) -> None:
+        """Unmap it; whatever was asked before is done first."""
+        ...
+
     def reserve(self, request: TokenRequest, compute_up_to: int = 0) -> AbstractAsyncContextManager[Reservation]:
         """Admit: hold blocks for the context and the growth window, sharing prefix hits. Waits its turn among
         tenants and tiers.
@@ -188,4 +343,16 @@ class EngineApi(Protocol):
         """
         ...
 
-    def prefill(self, request: TokenRequest) -> AbstractAsyncContextManager[PrefillRun]: ...
+    def prefill(
+        self, request: TokenRequest, compute_up_to: int | None = None
+    ) -> AbstractAsyncContextManager[HeldPrefill]:
+        """With more than ``compute_up_to`` uncached tokens it waits for ``start``; None: it never waits."""
+        ...
+
+    def leading_cached(self, names: Sequence[bytes]) -> int:
+        """How many leading ``names`` are in the prefix cache, as of the last report."""
+        ...
+
+    async def read_cached(self, names: Sequence[bytes]) -> bytes:
+        """The bytes of the leading ``names`` that are in the prefix cache, one block after another."""
+        ...

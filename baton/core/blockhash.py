@@ -10,6 +10,8 @@ import hashlib
 import struct
 from collections.abc import Iterator, Sequence
 
+from baton.core.types import ModelCard, Module, TokenRequest
+
 HASH_BYTES = 16
 
 
@@ -23,6 +25,17 @@ def root_hash(*, salt: bytes, weights_hash: str, kv_format: str, adapter: str = 
         digest.update(struct.pack("<I", len(part)))
         digest.update(part)
     return digest.digest()
+
+
+def request_root(request: TokenRequest, card: ModelCard) -> bytes:
+    """The parent of a request's first block on a worker that serves ``card``."""
+    window = request.attention_window
+    return root_hash(
+        salt=request.salt,
+        weights_hash=card.weights_hash,
+        kv_format=str(card.format),
+        module="" if window is None else f"{Module.ATTENTION_WINDOW} {window}",
+    )
 
 
 def child_hash(parent: bytes, tokens: Sequence[int]) -> bytes:

@@ -6,6 +6,10 @@ field, the limit and the value. ``baton.rpc.errors`` holds the one table from th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from baton.core.types.quota import QuotaRefusal
+
 
 class BatonError(Exception):
     """Base of all typed errors. Anything that is not one of these is a bug and travels as INTERNAL."""
@@ -56,14 +60,36 @@ class UnknownModel(BatonError):
     reason = "UNKNOWN_MODEL"
 
 
+class NotFound(BatonError):
+    """There is no resource of this name, or none that the caller may know of."""
+
+    reason = "NOT_FOUND"
+
+
+class AlreadyExists(BatonError):
+    """A resource of this name is there already."""
+
+    reason = "ALREADY_EXISTS"
+
+
 class QuotaExceeded(BatonError):
-    """The tenant's limit, not our capacity."""
+    """The tenant's limit, not our capacity. ``refusals``: every limit that the request would have broken."""
 
     reason = "QUOTA_EXCEEDED"
 
-    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+    def __init__(
+        self, message: str, *, retry_after: float | None = None, refusals: tuple[QuotaRefusal, ...] = ()
+    ) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+        self.refusals = refusals
+
+    @classmethod
+    def of(cls, refusals: Sequence[QuotaRefusal]) -> QuotaExceeded:
+        """Explains the refusal that lasts longest: retrying earlier would only meet it again."""
+        never = [refusal for refusal in refusals if refusal.retry_after is None]
+        worst = never[0] if never else max(refusals, key=lambda refusal: refusal.retry_after or 0.0)
+        return cls(str(worst), retry_after=worst.retry_after, refusals=tuple(refusals))
 
 
 class Overloaded(BatonError):
@@ -82,6 +108,12 @@ class Draining(Overloaded):
     reason = "DRAINING"
 
 
+class Conflict(BatonError):
+    """Somebody else changed a record since its writer read it: read it again and decide anew."""
+
+    reason = "CONFLICT"
+
+
 class PeerUnavailable(BatonError):
     """A process that the request needed is gone, silent or unreachable."""
 
@@ -92,6 +124,12 @@ class TransferRejected(BatonError):
     """A KV transfer named a ticket, attempt, epoch or format that its receiver does not accept."""
 
     reason = "TRANSFER_REJECTED"
+
+
+class TransportUnavailable(TransferRejected):
+    """This way of moving KV does not work between these two workers, or not any more; another one may."""
+
+    reason = "TRANSPORT_UNAVAILABLE"
 
 
 class CorruptTransfer(BatonError):

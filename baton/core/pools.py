@@ -1,7 +1,8 @@
-"""Pools of workers that are kept for one tenant or tier: who may be placed where. Pure.
+"""Pools of workers that are kept for tenants or tiers: who may be placed where. Pure.
 
-Workers carry labels (``decode.labels``, ``prefill.labels``); the planner maps tenants and tiers to labels
-(``planner.pools``) and registers the map with itself, so that gateways keep to it while the planner is silent.
+Workers carry labels (``decode.labels``, ``prefill.labels``). A tenant's record may name one (``Tenant.pool``); the
+planner maps further tenants and tiers to labels (``planner.pools``), which also says what labels are pools that nobody
+else uses. It registers the map with itself, so that gateways keep to it while the planner is silent.
 """
 
 from __future__ import annotations
@@ -11,37 +12,41 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from baton.core.types import Tier
+from baton.core.types import PlanQuery, Tier
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
-ENTRY = re.compile(rf"(?:tier:({'|'.join(Tier)})|tenant:(.+))=({LABEL.pattern})")
+ENTRY = re.compile(rf"(?:(?:tier:({'|'.join(Tier)})|tenant:(.+))=)?({LABEL.pattern})")
 
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """Labels by tenant and by tier. A tenant's own pool wins over its tier's."""
+    """Labels by tenant and by tier, and ``kept`` ones, for tenants whose records name them. What a record names goes
+    before the map, and a tenant's own pool before its tier's."""
 
     by_tenant: Mapping[str, str] = field(default_factory=dict[str, str])
     by_tier: Mapping[Tier, str] = field(default_factory=dict[Tier, str])
+    kept: frozenset[str] = frozenset()
 
-    def label_for(self, tenant: str, tier: Tier) -> str | None:
+    def label_for(self, query: PlanQuery) -> str | None:
         """The pool that all of the tenant's requests are placed in; None: workers that no pool is made of."""
-        return self.by_tenant.get(tenant) or self.by_tier.get(tier)
+        return query.pool or self.by_tenant.get(query.tenant) or self.by_tier.get(query.tier)
 
-    def may_use(self, labels: Collection[str], tenant: str, tier: Tier) -> bool:
-        """Whether a worker with ``labels`` may serve the tenant. Labels that the map does not name mean nothing."""
-        wanted = self.label_for(tenant, tier)
+    def may_use(self, labels: Collection[str], query: PlanQuery) -> bool:
+        """Whether a worker with ``labels`` may serve the tenant. To those without a pool, labels that the map does not
+        name mean nothing."""
+        wanted = self.label_for(query)
         if wanted is not None:
             return wanted in labels
-        return not any(label in labels for label in (*self.by_tenant.values(), *self.by_tier.values()))
+        return not any(label in labels for label in (*self.by_tenant.values(), *self.by_tier.values(), *self.kept))
 
 
 @lru_cache(maxsize=16)
 def parse_pools(entries: tuple[str, ...]) -> Pools:
-    """Entries ``tenant:NAME=LABEL`` and ``tier:TIER=LABEL``; ValueError names the one that is neither, or a second one
-    for the same tenant or tier."""
+    """Entries ``tenant:NAME=LABEL``, ``tier:TIER=LABEL`` and ``LABEL``; ValueError names the one that is none of them,
+    or a second one for the same tenant or tier."""
     by_tenant: dict[str, str] = {}
     by_tier: dict[Tier, str] = {}
+    kept: set[str] = set()
     for entry in entries:
         found = ENTRY.fullmatch(entry)
         if found is None:
@@ -51,9 +56,11 @@ def parse_pools(entries: tuple[str, ...]) -> Pools:
             raise ValueError(entry)
         if tier:
             by_tier[Tier(tier)] = label
-        else:
+        elif tenant:
             by_tenant[tenant] = label
-    return Pools(by_tenant, by_tier)
+        else:
+            kept.add(label)
+    return Pools(by_tenant, by_tier, frozenset(kept))
 
 
 def known_pools(entries: tuple[str, ...]) -> Pools:

@@ -1,36 +1,123 @@
-"""Which blocks of a sequence a front may write or read, for a hand-over. Pure."""
+"""What a front may do with the bytes of a request's blocks: read those it holds, fill those that wait to be filled, for
+a hand-over or from the cache tier."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Blocks
+from collections.abc import Iterator
 
-from baton.core.errors import TransferRejected
-from baton.engine.messages import Read, Write
-from baton.engine.sequence import Sequence, Stage
+from baton.core.clock import Clock
+from baton.core.errors import BatonError, TransferRejected
+from baton.engine.blocks import BlockPool
+from baton.engine.device_access import DeviceAccess, Find, held, writable
+from baton.engine.messages import (
+    Attach,
+    BlocksRead,
+    Detach,
+    DeviceCommand,
+    Event,
+    Import,
+    Pull,
+    Pulled,
+    Read,
+    ReadCached,
+    Refused,
+    Write,
+    Written,
+)
+from baton.engine.runner import Runner
+from baton.engine.sharedpool import PeerPools
 
 
-def writable_blocks(sequence: Sequence | None, command: Write, block_bytes: int) -> Blocks[int]:
-    """The blocks a write goes to: only the reservation's own, only before it decodes, only whole ones.
+class BlockAccess:
+    """Takes one command at a time. What the host copies itself is done between two steps, and answered at once; what a
+    device does is answered by ``look``. Never raises for a request's sake."""
 
-    Raises TransferRejected.
-    """
-    if sequence is None or sequence.stage is not Stage.HELD:
-        raise TransferRejected("the request holds no blocks that wait to be written")
-    count, rest = divmod(len(command.payload), block_bytes)
-    if rest or not count:
-        raise TransferRejected(f"payload: {len(command.payload)} bytes are not whole blocks of {block_bytes}")
-    first, last = command.first_block, command.first_block + count
-    if first < sequence.hits or last > sequence.context_blocks():
-        raise TransferRejected(
-            f"blocks {first}..{last - 1}: only {sequence.hits}..{sequence.context_blocks() - 1} may be written"
+    def __init__(self, runner: Runner, pool: BlockPool, peers: PeerPools, find: Find, clock: Clock) -> None:
+        """``find`` gives the request of a key, or None when it has ended."""
+        self._runner = runner
+        self._pool = pool
+        self._peers = peers
+        self._find = find
+        self._device = DeviceAccess(runner.copies, runner.card.format, find, clock)
+        self._block_bytes = runner.card.format.block_bytes
+
+    @property
+    def look_within(self) -> float | None:
+        """Seconds after which ``look`` may tell something; None when nothing is under way."""
+        return self._device.look_within
+
+    def look(self) -> Iterator[Event]:
+        """What has ended on the device."""
+        return self._device.look()
+
+    def fence(self, key: int) -> None:
+        """Others than copies are to touch the request's blocks."""
+        self._device.fence(key)
+
+    def close(self) -> None:
+        """Let go of other engines and their pools."""
+        self._device.close()
+        self._peers.close()
+
+    def handle(
+        self, command: Write | Read | ReadCached | Import | Attach | Detach | Pull | DeviceCommand
+    ) -> Iterator[Event]:
+        match command:
+            case Attach(source):
+                self._peers.attach(source)
+            case Detach(source):
+                self._peers.detach(source)
+                self._device.detach(source)
+            case Pull(_, _, _, source) if self._device.has_pool(source):
+                yield from self._device.handle(command)
+            case ReadCached(op, names):
+                yield BlocksRead(op, self._runner.read_blocks(self._pool.leading(names)))
+            case Write() | Read() | Pull() | Import():
+                yield self._answer(command)
+            case _:
+                yield from self._device.handle(command)
+
+    def _answer(self, command: Write | Read | Pull | Import) -> Written | BlocksRead | Pulled | Refused:
+        try:
+            match command:
+                case Write():
+                    return self._write(command)
+                case Read():
+                    return self._read(command)
+                case Pull():
+                    return self._pull(command)
+                case Import():
+                    return self._import(command)
+        except BatonError as error:
+            return Refused(command.op, error)
+
+    def _write(self, command: Write) -> Written:
+        count, rest = divmod(len(command.payload), self._block_bytes)
+        if rest:
+            raise TransferRejected(f"payload: {len(command.payload)} bytes are not whole blocks of {self._block_bytes}")
+        blocks = writable(self._find(command.key), command.first_block, count)
+        self._device.fence(command.key)
+        self._runner.write_blocks(blocks, command.payload)
+        return Written(command.op)
+
+    def _read(self, command: Read) -> BlocksRead:
+        sequence = self._find(command.key)
+        held = len(sequence.blocks) if sequence is not None else 0
+        first, last = command.first_block, command.first_block + command.block_count
+        if sequence is None or not 0 <= first < last <= held:
+            raise TransferRejected(f"blocks {first}..{last - 1} cannot be read: the request holds {held}")
+        return BlocksRead(command.op, self._runner.read_blocks(sequence.blocks[first:last]))
+
+    def _pull(self, command: Pull) -> Pulled:
+        first, source_blocks = command.first_block, command.source_blocks
+        blocks = writable(self._find(command.key), first, len(source_blocks))
+        memory = self._runner.memory
+        return Pulled(
+            command.op, self._peers.pull(memory, blocks, command.source, source_blocks, first, command.filled)
         )
-    return sequence.blocks[first:last]
 
-
-def readable_blocks(sequence: Sequence | None, command: Read) -> Blocks[int]:
-    """The blocks that are read, which the request must hold. Raises TransferRejected."""
-    held = len(sequence.blocks) if sequence is not None else 0
-    first, last = command.first_block, command.first_block + command.block_count
-    if sequence is None or not 0 <= first < last <= held:
-        raise TransferRejected(f"blocks {first}..{last - 1} cannot be read: the request holds {held}")
-    return sequence.blocks[first:last]
+    def _import(self, command: Import) -> Written:
+        """The first blocks are valid from now on, and in the prefix cache."""
+        for block, name, cache_class in held(self._find(command.key)).import_prefix(command.block_count):
+            self._pool.publish(block, name, cache_class)
+        return Written(command.op)

@@ -154,6 +154,10 @@ class BlockPool:
                 self._idle.remove(block)
                 self._free.append(block)
 
+    def leading(self, names: Sequence[bytes]) -> list[int]:
+        """The blocks of the leading ``names`` that are in the prefix cache. Nothing is held: use them at once."""
+        return self.found(names)
+
     def names(self) -> tuple[bytes, ...]:
         """Every hash in the prefix cache, as of the last change plus what is pending."""
         return tuple(self._block_of)

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import AbstractContextManager, aclosing
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractContextManager, aclosing, suppress
 from typing import Protocol
 
-from baton.core.errors import BatonError
+from baton.core.errors import BatonError, PeerUnavailable
 from baton.core.types import FilledBlocks, FirstToken, TokenChunk
 from baton.engine.mailbox import Mailbox
-from baton.engine.messages import Admitted, Command, Decode, Read, Write
+from baton.engine.messages import (
+    Abandon,
+    Admitted,
+    Command,
+    Decode,
+    Digest,
+    Import,
+    Invite,
+    Join,
+    Leave,
+    Pull,
+    Read,
+    Receive,
+    Send,
+    Write,
+)
+from baton.engine.sharedpool import DIGEST_BYTES
+
+NOBODY = 0  # no request and no operation has this number
 
 
 class Link(Protocol):
@@ -44,14 +63,53 @@ class Call:
 
 
 class _BlockAccess:
-    def __init__(self, link: Link, call: Call, admitted: Admitted) -> None:
+    """Satisfies ``baton.core.api.ImportableBlocks``."""
+
+    def __init__(self, link: Link, call: Call, admitted: Admitted, block_size: int) -> None:
         self._link = link
         self._call = call
         self._admitted = admitted
+        self._block_size = block_size
+        self._cached_tokens = admitted.cached_tokens
 
     @property
     def cached_tokens(self) -> int:
-        return self._admitted.cached_tokens
+        return self._cached_tokens
+
+    async def write_blocks(self, first_block: int, payload: bytes) -> None:
+        """TransferRejected for blocks that are not the request's own, for parts of blocks, or once it is computed."""
+        with self._link.operation() as (op, reply):
+            self._link.send(Write(self._call.key, op, first_block, payload))
+            await self._link.drain()
+            await reply.get()
+
+    async def pull_blocks(
+        self, first_block: int, source: int, source_blocks: Sequence[int], filled: int, strong: bytes = b""
+    ) -> tuple[bytes, ...]:
+        """As ``write_blocks``; TransportUnavailable when ``source`` is not, or no longer, attached."""
+        with self._link.operation() as (op, reply):
+            self._link.send(Pull(self._call.key, op, first_block, source, tuple(source_blocks), filled, strong))
+            return _digests(await reply.get())
+
+    async def receive_blocks(
+        self, first_block: int, link: int, number: int, filled: int, strong: bytes
+    ) -> tuple[bytes, ...]:
+        """As ``write_blocks``; TransportUnavailable when the link is not joined, or breaks."""
+        with self._link.operation() as (op, reply):
+            self._link.send(Receive(self._call.key, op, link, number, first_block, filled, strong))
+            try:
+                return _digests(await reply.get())
+            except asyncio.CancelledError:
+                with suppress(PeerUnavailable):  # it ended with the engine
+                    self._link.send(Abandon(op))
+                raise
+
+    async def imported(self, block_count: int) -> None:
+        """TransferRejected once it is computed, or for as many blocks as leave nothing to compute."""
+        with self._link.operation() as (op, reply):
+            self._link.send(Import(self._call.key, op, block_count))
+            await reply.get()
+        self._cached_tokens = block_count * self._block_size
 
     async def read_blocks(self, first_block: int, block_count: int) -> bytes:
         """TransferRejected when the request does not hold these blocks."""
@@ -63,13 +121,6 @@ class _BlockAccess:
 class EngineReservation(_BlockAccess):
     """Satisfies ``baton.core.api.Reservation``."""
 
-    async def write_blocks(self, first_block: int, payload: bytes) -> None:
-        """TransferRejected for blocks that are not the reservation's own, for parts of blocks, or once it decodes."""
-        with self._link.operation() as (op, reply):
-            self._link.send(Write(self._call.key, op, first_block, payload))
-            await self._link.drain()
-            await reply.get()
-
     async def decode(self, first: FirstToken | None) -> AsyncGenerator[TokenChunk, None]:
         if first is not None or not self._admitted.computing:
             self._link.send(Decode(self._call.key, first))
@@ -79,10 +130,57 @@ class EngineReservation(_BlockAccess):
 
 
 class EnginePrefill(_BlockAccess):
-    """Satisfies ``baton.core.api.PrefillRun``."""
+    """Satisfies ``baton.core.api.HeldPrefill``."""
+
+    def start(self) -> None:
+        if not self._admitted.computing:
+            self._link.send(Decode(self._call.key, None))
 
     def filled(self) -> AsyncGenerator[FilledBlocks, None]:
         return self._call.filled.stream()
 
+    def block_ids(self, first_block: int, block_count: int) -> tuple[int, ...]:
+        return self._admitted.blocks[first_block : first_block + block_count]
+
+    async def digest_blocks(self, first_block: int, filled: int, strong: bytes) -> tuple[bytes, ...]:
+        """TransferRejected when the request does not hold these blocks."""
+        with self._link.operation() as (op, reply):
+            self._link.send(Digest(self._call.key, op, first_block, filled, strong))
+            return _digests(await reply.get())
+
+    async def send_blocks(
+        self, first_block: int, link: int, number: int, filled: int, strong: bytes
+    ) -> tuple[bytes, ...]:
+        """As ``digest_blocks``; TransportUnavailable when the link is not joined, or breaks."""
+        with self._link.operation() as (op, reply):
+            self._link.send(Send(self._call.key, op, link, number, first_block, filled, strong))
+            return _digests(await reply.get())
+
     async def first_token(self) -> FirstToken:
         return await self._call.first.get()
+
+
+class EngineLinks:
+    """Satisfies ``baton.core.api.KvLinks``."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    async def invite(self) -> bytes:
+        with self._link.operation() as (op, reply):
+            self._link.send(Invite(op))
+            return await reply.get()
+
+    def join(self, link: int, rank: int, invitation: bytes, seconds: float) -> None:
+        self._link.send(Join(link, rank, invitation, seconds))
+
+    def leave(self, link: int) -> None:
+        with suppress(PeerUnavailable):  # it ended with the engine
+            self._link.send(Leave(link))
+
+    def discard(self, link: int, number: int, block_count: int) -> None:
+        self._link.send(Receive(NOBODY, NOBODY, link, number, 0, 1, bytes(block_count)))
+
+
+def _digests(joined: bytes) -> tuple[bytes, ...]:
+    return tuple(bytes(joined[at : at + DIGEST_BYTES]) for at in range(0, len(joined), DIGEST_BYTES))

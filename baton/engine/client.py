@@ -12,22 +12,27 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import count
 
 from baton.core.clock import SystemClock
 from baton.core.errors import PeerUnavailable
-from baton.core.types import EngineStats, ModelCard, TokenChunk, TokenRequest
+from baton.core.types import DevicePool, EngineStats, ModelCard, TokenChunk, TokenRequest
 from baton.engine.blocks import BlockChange
-from baton.engine.calls import Call, EnginePrefill, EngineReservation
+from baton.engine.cached_names import CachedNames
+from baton.engine.calls import Call, EngineLinks, EnginePrefill, EngineReservation
 from baton.engine.channel import AsyncChannel, ChannelClosed, SyncChannel
 from baton.engine.config import EngineConfig
 from baton.engine.mailbox import Mailbox
 from baton.engine.messages import (
     Admitted,
+    Answered,
+    Attach,
+    AttachDevice,
     BlocksRead,
     Command,
+    Detach,
     Event,
     Failed,
     Filled,
@@ -36,6 +41,8 @@ from baton.engine.messages import (
     LoadFailed,
     Loading,
     Prefill,
+    Pulled,
+    ReadCached,
     Ready,
     Refused,
     Release,
@@ -46,9 +53,9 @@ from baton.engine.messages import (
 )
 from baton.engine.process import plain_drafter, serve
 from baton.engine.runner import Runner
+from baton.engine.sharedpool import Descriptors, MappedPool
 
 STOP_SECONDS = 5.0  # an engine process that does not end by itself after its channel has closed is killed
-CHANGES_KEPT = 1024  # block changes that a slow subscriber may lag behind before it sees a gap
 
 
 def _ignore(message: str) -> None:
@@ -58,17 +65,26 @@ def _ignore(message: str) -> None:
 class EngineClient:
     """Satisfies ``EngineApi``. Made by ``spawn_engine`` and ``threaded_engine``."""
 
-    def __init__(self, channel: AsyncChannel, ready: Ready, exit_status: Callable[[], Awaitable[str]]) -> None:
+    def __init__(
+        self,
+        channel: AsyncChannel,
+        descriptors: Descriptors,
+        ready: Ready,
+        pool: MappedPool | None,
+        exit_status: Callable[[], Awaitable[str]],
+    ) -> None:
         """``exit_status`` says how the engine ended, once its channel has closed."""
         self._channel = channel
+        self._descriptors = descriptors
+        self._pool = pool
+        self._device_pool = ready.device_pool
+        self.links = EngineLinks(self) if ready.has_links else None
         self._exit_status = exit_status
         self._card = ready.card
         self._stats = ready.stats
         self._calls: dict[int, Call] = {}
         self._replies: dict[int, Mailbox[bytes]] = {}
-        self._subscribers: set[Mailbox[BlockChange]] = set()
-        self._names: set[bytes] = set()
-        self._change_sequence = 0
+        self._names = CachedNames()
         self._numbers = count(1)
         self._end = ""  # why the engine has ended
         self._ended = asyncio.Event()
@@ -81,34 +97,62 @@ class EngineClient:
     def stats(self) -> EngineStats:
         return self._stats
 
+    @property
+    def pool(self) -> MappedPool | None:
+        return self._pool
+
+    @property
+    def device_pool(self) -> DevicePool | None:
+        return self._device_pool
+
+    def attach(self, pool: int | DevicePool) -> int:
+        source = next(self._numbers)
+        if isinstance(pool, DevicePool):
+            self.send(AttachDevice(source, pool))
+            return source
+        try:
+            self._descriptors.send(pool)
+        except OSError as error:
+            raise PeerUnavailable(f"the engine takes no descriptors: {error}") from error
+        self.send(Attach(source))
+        return source
+
+    def detach(self, source: int) -> None:
+        if not self._end:
+            self._channel.send(Detach(source))
+
     @asynccontextmanager
     async def reserve(self, request: TokenRequest, compute_up_to: int = 0) -> AsyncIterator[EngineReservation]:
         with self._opened() as call:
             self.send(Reserve(call.key, request, compute_up_to))
-            yield EngineReservation(self, call, await call.admitted.get())
+            yield EngineReservation(self, call, await call.admitted.get(), self._card.format.block_size)
 
     @asynccontextmanager
-    async def prefill(self, request: TokenRequest) -> AsyncIterator[EnginePrefill]:
+    async def prefill(self, request: TokenRequest, compute_up_to: int | None = None) -> AsyncIterator[EnginePrefill]:
         with self._opened() as call:
-            self.send(Prefill(call.key, request))
-            yield EnginePrefill(self, call, await call.admitted.get())
+            self.send(Prefill(call.key, request, request.context_tokens if compute_up_to is None else compute_up_to))
+            yield EnginePrefill(self, call, await call.admitted.get(), self._card.format.block_size)
+
+    async def read_cached(self, names: Sequence[bytes]) -> bytes:
+        with self.operation() as (op, reply):
+            self.send(ReadCached(op, tuple(names)))
+            return await reply.get()
 
     def cached_blocks(self) -> tuple[int, frozenset[bytes]]:
         """The hashes in the prefix cache, and the sequence number of the last change they include."""
-        return self._change_sequence, frozenset(self._names)
+        return self._names.all()
 
-    async def block_changes(self) -> AsyncGenerator[BlockChange, None]:
+    def cached_since(self, sequence: int) -> tuple[int, Sequence[bytes]]:
+        """Those that came after the change ``sequence`` and are still there, in order, and the last change's number."""
+        return self._names.since(sequence)
+
+    def leading_cached(self, names: Sequence[bytes]) -> int:
+        return self._names.leading(names)
+
+    def block_changes(self) -> AsyncGenerator[BlockChange, None]:
         """Changes of the prefix cache from the first ``anext`` on. A consumer that sees a gap in the sequence numbers
         starts over from ``cached_blocks``."""
-        changes: Mailbox[BlockChange] = Mailbox(CHANGES_KEPT)
-        if self._end:
-            changes.fail(PeerUnavailable(self._end))
-        self._subscribers.add(changes)
-        try:
-            async for change in changes.stream():
-                yield change
-        finally:
-            self._subscribers.discard(changes)
+        return self._names.changes()
 
     async def closed(self) -> str:
         """Returns when the engine has ended, with why."""
@@ -163,7 +207,7 @@ class EngineClient:
     def _on_report(self, report: StepReport) -> None:
         self._stats = report.stats
         if report.change is not None:
-            self._on_change(report.change)
+            self._names.apply(report.change)
         for key, token_id in zip(report.drawn.keys, report.drawn.token_ids, strict=True):
             call = self._calls.get(key)
             if call is not None:
@@ -173,18 +217,20 @@ class EngineClient:
 
     def _on_event(self, event: Event) -> None:
         """Hand an event to whom it concerns; those of callers who have left in the meantime concern nobody."""
-        if isinstance(event, Written | BlocksRead | Refused):
+        if isinstance(event, Written | BlocksRead | Pulled | Answered | Refused):
             if event.op in self._replies:
                 self._on_reply(self._replies[event.op], event)
         elif event.key in self._calls:
             self._on_call(self._calls[event.key], event)
 
-    def _on_reply(self, reply: Mailbox[bytes], event: Written | BlocksRead | Refused) -> None:
+    def _on_reply(self, reply: Mailbox[bytes], event: Written | BlocksRead | Pulled | Answered | Refused) -> None:
         match event:
             case Written():
                 reply.put(b"")
-            case BlocksRead(_, payload):
+            case BlocksRead(_, payload) | Answered(_, payload):
                 reply.put(payload)
+            case Pulled(_, digests):
+                reply.put(b"".join(digests))
             case Refused(_, error):
                 reply.fail(error)
 
@@ -204,16 +250,9 @@ class EngineClient:
             case Failed(_, error):
                 call.fail(error)
 
-    def _on_change(self, change: BlockChange) -> None:
-        self._names.difference_update(change.removed)
-        self._names.update(change.added)
-        self._change_sequence = change.sequence
-        for subscriber in self._subscribers:
-            subscriber.put(change)
-
     def _on_end(self, reason: str) -> None:
         self._end = reason
-        for waiting in (*self._calls.values(), *self._replies.values(), *self._subscribers):
+        for waiting in (*self._calls.values(), *self._replies.values(), self._names):
             waiting.fail(PeerUnavailable(reason))
 
 
@@ -226,7 +265,8 @@ async def spawn_engine(
     Raises what loading raised (ModelError, ConfigError, ...), PeerUnavailable when the process died while loading.
     """
     ours, theirs = socket.socketpair()
-    async with _child(theirs) as process, _channel(ours) as channel:
+    near, far = socket.socketpair()
+    async with _child(theirs, far) as process, _channel(ours) as channel, _descriptors(near) as descriptors:
 
         async def exit_status() -> str:
             return f"exit code {await process.wait()}"
@@ -239,7 +279,7 @@ async def spawn_engine(
         except asyncio.CancelledError:
             _kill(process)  # it is busy loading and would not notice for a while
             raise
-        async with _client(channel, ready, exit_status) as client:
+        async with _client(channel, descriptors, ready, exit_status) as client:
             yield client
 
 
@@ -247,29 +287,32 @@ async def spawn_engine(
 async def threaded_engine(runner: Runner, config: EngineConfig) -> AsyncIterator[EngineClient]:
     """The same engine in a thread of this process, over the same messages: for tests and ``tests/stack.py``."""
     ours, theirs = socket.socketpair()
-    thread = threading.Thread(target=_serve_thread, args=(runner, config, theirs), name="engine", daemon=True)
+    near, far = socket.socketpair()
+    thread = threading.Thread(target=_serve_thread, args=(runner, config, theirs, far), name="engine", daemon=True)
 
     async def exit_status() -> str:
         await asyncio.to_thread(thread.join)
         return "its thread is done"
 
     try:
-        async with _channel(ours) as channel:
+        async with _channel(ours) as channel, _descriptors(near) as descriptors:
             thread.start()
-            async with _client(channel, await _until_ready(channel, _ignore), exit_status) as client:
+            ready = await _until_ready(channel, _ignore)
+            async with _client(channel, descriptors, ready, exit_status) as client:
                 yield client
     finally:
         await exit_status()
 
 
-def _serve_thread(runner: Runner, config: EngineConfig, sock: socket.socket) -> None:
-    channel = SyncChannel(sock)
+def _serve_thread(runner: Runner, config: EngineConfig, sock: socket.socket, others: socket.socket) -> None:
+    channel, descriptors = SyncChannel(sock), Descriptors(others)
     try:
-        serve(runner, plain_drafter(config), config, channel, SystemClock())
+        serve(runner, plain_drafter(config), config, channel, SystemClock(), descriptors)
     except ChannelClosed:
         return
     finally:
         channel.close()
+        descriptors.close()
         runner.close()
 
 
@@ -286,14 +329,17 @@ async def _until_ready(channel: AsyncChannel, on_progress: Callable[[str], None]
 
 @asynccontextmanager
 async def _client(
-    channel: AsyncChannel, ready: Ready, exit_status: Callable[[], Awaitable[str]]
+    channel: AsyncChannel, descriptors: Descriptors, ready: Ready, exit_status: Callable[[], Awaitable[str]]
 ) -> AsyncIterator[EngineClient]:
     """A client with its reader running; nothing of it is left afterwards."""
-    client = EngineClient(channel, ready, exit_status)
+    pool = MappedPool(descriptors.receive()) if ready.is_shared else None
+    client = EngineClient(channel, descriptors, ready, pool, exit_status)
     reader = asyncio.create_task(client.read_reports(), name="engine-reports")
     try:
         yield client
     finally:
+        if pool is not None:
+            pool.close()
         reader.cancel()
         await asyncio.wait({reader})
         if not reader.cancelled():
@@ -310,12 +356,23 @@ async def _channel(sock: socket.socket) -> AsyncIterator[AsyncChannel]:
 
 
 @asynccontextmanager
-async def _child(theirs: socket.socket) -> AsyncIterator[asyncio.subprocess.Process]:
+async def _descriptors(sock: socket.socket) -> AsyncIterator[Descriptors]:
+    descriptors = Descriptors(sock)
+    try:
+        yield descriptors
+    finally:
+        descriptors.close()
+
+
+@asynccontextmanager
+async def _child(theirs: socket.socket, others: socket.socket) -> AsyncIterator[asyncio.subprocess.Process]:
     """The engine's process. It ends by itself when the channel closes, and is killed if it does not."""
-    fd, parent = str(theirs.fileno()), str(os.getpid())
-    command = (sys.executable, "-m", "baton.engine.process", "--fd", fd, "--parent", parent)
-    with theirs:
-        process = await asyncio.create_subprocess_exec(*command, pass_fds=[theirs.fileno()])
+    fds = [theirs.fileno(), others.fileno()]
+    ends = ("--fd", str(fds[0]), "--descriptors", str(fds[1]), "--parent", str(os.getpid()))
+    with theirs, others:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "baton.engine.process", *ends, pass_fds=fds
+        )
     try:
         yield process
     finally:

@@ -59,6 +59,7 @@ class EngineConfig:
     draft_kv_cache_mb: int = 256
     seed: int = 0  # of random weights
     fake_step_ms: float = 0.0  # how long a step of the model "fake" takes
+    fake_pool: str = "shared"  # shared | device: of the model "fake", as if it were in a GPU's memory
 
     def __post_init__(self) -> None:
         self._require(self.dtype in ("float32", "bfloat16"), "dtype", "must be float32 or bfloat16")
@@ -79,6 +80,7 @@ class EngineConfig:
             1 <= size <= 1024 and not size & (size - 1), "block_size", "must be a power of two from 1 to 1024"
         )
         self._check_speculation()
+        self._require(self.fake_pool in ("shared", "device"), "fake_pool", "must be shared or device")
         for key in ("threads", "max_step_tokens", "max_running", "max_waiting"):
             self._require(getattr(self, key) >= 1, key, "must be at least 1")
         for key in ("kv_cache_mb", "kv_blocks", "growth_window", "fake_step_ms"):

@@ -13,19 +13,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence as Blocks
-from typing import NamedTuple
 
 from baton.core.clock import Clock
 from baton.core.errors import BatonError, InvalidRequest, TransferRejected
 from baton.core.types import EngineStats, FilledBlocks, FinishReason, FirstToken, TokenChunk, TokenLogprob, TokenRequest
-from baton.engine.block_access import readable_blocks, writable_blocks
+from baton.engine.block_access import BlockAccess
 from baton.engine.blocks import BlockPool
 from baton.engine.config import EngineConfig
 from baton.engine.drafter import Drafter
 from baton.engine.limits import EngineLimits
 from baton.engine.messages import (
     Admitted,
-    BlocksRead,
     Command,
     Decode,
     Drawn,
@@ -33,35 +31,31 @@ from baton.engine.messages import (
     Failed,
     Filled,
     First,
+    Import,
     Prefill,
-    Read,
-    Refused,
     Release,
     Reserve,
     StepReport,
     Streamed,
-    Write,
-    Written,
 )
 from baton.engine.runner import DrawnToken, Part, PartDetail, Runner
-from baton.engine.scheduler import Scheduler, Step
+from baton.engine.scheduler import Scheduler
 from baton.engine.sequence import Sequence, Stage, Work
+from baton.engine.sharedpool import PeerPools
 from baton.engine.speculation import Speculator
+from baton.engine.step import Flight
 
 NO_DETAIL = PartDetail()
-
-
-class Flight(NamedTuple):
-    """A launched step whose results have not been collected."""
-
-    number: int
-    step: Step
+NO_PEERS = PeerPools(None)
 
 
 class EngineCore:
     """Both kinds of work in one batch: answers (Reserve, then Decode) and prefills."""
 
-    def __init__(self, runner: Runner, drafter: Drafter, config: EngineConfig, clock: Clock) -> None:
+    def __init__(
+        self, runner: Runner, drafter: Drafter, config: EngineConfig, clock: Clock, peers: PeerPools = NO_PEERS
+    ) -> None:
+        """``peers``: where the pools come from that blocks are pulled out of."""
         self._runner = runner
         self._card = runner.card
         self._clock = clock
@@ -70,6 +64,7 @@ class EngineCore:
         self._speculator = Speculator(drafter, config)
         self._scheduler = Scheduler(self._pool, config, clock, self._speculator)
         self._live: dict[int, Sequence] = {}
+        self.access = BlockAccess(runner, self._pool, peers, self._live.get, clock)
         self._flights: deque[Flight] = deque()
         self._drawn_keys: list[int] = []
         self._drawn_tokens: list[int] = []
@@ -112,6 +107,7 @@ class EngineCore:
             prompt_tokens_cached=self._prompt_cached,
             tokens_generated=self._generated,
             preemptions=self._scheduler.preemptions,
+            tiers=self._scheduler.tier_loads,
             host_seconds=self._host_seconds,
             device_seconds=times.device,
             device_idle_seconds=times.device_idle,
@@ -131,6 +127,10 @@ class EngineCore:
         """
         self._busy_seconds += seconds
         self._host_seconds = max(self._host_seconds, self._busy_seconds - self._runner.times.waited)
+
+    def look(self) -> None:
+        """Take in which copies beside the steps have ended. May be called while a step is waited for."""
+        self._events += self.access.look()
 
     def step(self) -> StepReport:
         """Admit, run one step if there is anything to run, and report it with all that commands brought about."""
@@ -179,20 +179,20 @@ class EngineCore:
         match command:
             case Reserve(key, request, compute_up_to):
                 self._submit(key, Work.DECODE, request, compute_up_to)
-            case Prefill(key, request):
-                self._submit(key, Work.PREFILL, request)
+            case Prefill(key, request, compute_up_to):
+                self._submit(key, Work.PREFILL, request, compute_up_to)
             case Decode(key, first):
                 self._start(key, first)
-            case Write():
-                self._write(command)
-            case Read():
-                self._read(command)
+            case Import():
+                self._import(command)
             case Release(key):
                 sequence = self._live.pop(key, None)
                 if sequence is not None:
                     self._drop(sequence)
+            case _:
+                self._events += self.access.handle(command)
 
-    def _submit(self, key: int, work: Work, request: TokenRequest, compute_up_to: int = 0) -> None:
+    def _submit(self, key: int, work: Work, request: TokenRequest, compute_up_to: int) -> None:
         try:
             self._limits.check(request)
             deadline = None if request.timeout is None else self._clock.now() + request.timeout
@@ -209,6 +209,7 @@ class EngineCore:
         sequence = self._live.get(key)
         if sequence is None:
             return  # it has failed already, and said so
+        self.access.fence(key)  # a hand-over that was given up may still be copying
         if sequence.stage is not Stage.HELD:
             self._fail(sequence, InvalidRequest(f"decode: the request is {sequence.stage}, not held", field="decode"))
             return
@@ -224,22 +225,14 @@ class EngineCore:
         else:
             self._tell(sequence, TokenChunk(finish=finish, usage=sequence.usage()))
 
-    def _write(self, command: Write) -> None:
-        try:
-            blocks = writable_blocks(self._live.get(command.key), command, self._card.format.block_bytes)
-        except BatonError as error:
-            self._events.append(Refused(command.op, error))
-            return
-        self._runner.write_blocks(blocks, command.payload)
-        self._events.append(Written(command.op))
-
-    def _read(self, command: Read) -> None:
-        try:
-            blocks = readable_blocks(self._live.get(command.key), command)
-        except BatonError as error:
-            self._events.append(Refused(command.op, error))
-            return
-        self._events.append(BlocksRead(command.op, self._runner.read_blocks(blocks)))
+    def _import(self, command: Import) -> None:
+        sequence = self._live.get(command.key)
+        before = 0 if sequence is None else sequence.usage().cached_tokens
+        self._events += self.access.handle(command)
+        if sequence is not None:
+            self._prompt_cached += sequence.usage().cached_tokens - before
+            if sequence.is_prefill:
+                self._announce(sequence)
 
     # --- a step -------------------------------------------------------------------------------------------------------
 
@@ -248,7 +241,8 @@ class EngineCore:
             return  # its front knows nothing of the interruption
         self._prompt_cached += sequence.usage().cached_tokens
         starts_itself = sequence.starts_itself
-        self._events.append(Admitted(sequence.key, sequence.computed, starts_itself))
+        blocks = tuple(sequence.blocks) if sequence.is_prefill else ()
+        self._events.append(Admitted(sequence.key, sequence.computed, starts_itself, blocks))
         if starts_itself:
             self._scheduler.start(sequence)
         if sequence.is_prefill:
@@ -264,8 +258,7 @@ class EngineCore:
         self._pool.launch(self._steps)
         self._runner.launch(step.parts)
         self._flights.append(Flight(self._steps, step))
-        for sequence in step.chunked:
-            sequence.name_blocks()
+        step.name_blocks()
         return True
 
     def _collect(self) -> None:
@@ -392,6 +385,7 @@ class EngineCore:
         self._drop(sequence)
 
     def _drop(self, sequence: Sequence) -> None:
+        self.access.fence(sequence.key)
         self._scheduler.drop(sequence)
         self._runner.forget(sequence.key)
         self._speculator.forget(sequence.key)

@@ -22,7 +22,9 @@ from hashlib import blake2b
 
 from baton.core.errors import CorruptTransfer
 from baton.core.types import KvFormat, ModelCard, TokenLogprob
+from baton.engine.fake_device import FakeCopies
 from baton.engine.runner import Draw, DrawnToken, Part, PartDetail, RunnerTimes, StepResult
+from baton.engine.sharedpool import PoolMemory
 
 DIGEST_BYTES = 16
 EOS = 2
@@ -51,7 +53,8 @@ class FakeRunner:
     with penalties, on where the prompt ends.
 
     ``on_step`` is called in the engine's thread when a step is launched: a test may wait there. ``step_seconds`` is
-    the time a step takes, for demos. Wrong use of the protocol is a bug of the caller: RuntimeError.
+    the time a step takes, for demos. ``memory`` holds the pool if it is to be shared, ``device`` if it is to look like
+    one on a GPU. Wrong use of the protocol is a bug of the caller: RuntimeError.
     """
 
     def __init__(
@@ -62,8 +65,12 @@ class FakeRunner:
         steps_ahead: int = 0,
         step_seconds: float = 0.0,
         on_step: Callable[[Sequence[Part]], None] | None = None,
+        memory: PoolMemory | None = None,
+        device: PoolMemory | None = None,
     ) -> None:
         self.card = card
+        self.memory = memory
+        self.copies = None if device is None else FakeCopies(device, self._note_written)
         self.total_blocks = total_blocks
         self.steps_ahead = steps_ahead
         self.times = RunnerTimes()
@@ -71,7 +78,10 @@ class FakeRunner:
         self._on_step = on_step
         self._block_size = card.format.block_size
         self._block_bytes = card.format.block_bytes
-        self._pool = bytearray(total_blocks * self._block_bytes)
+        held = memory or device
+        self._pool = memoryview(bytearray(total_blocks * self._block_bytes)) if held is None else held.view
+        if memory is not None:
+            memory.on_pull = self._note_written
         self._writes = 0
         self._written = [0] * total_blocks  # per block, the number of the last write to it
         self._verified: dict[int, _Verified] = {}  # per block, the prefix that was seen to be right up to its end
@@ -94,6 +104,8 @@ class FakeRunner:
             time.sleep(self._step_seconds)
             waited, device, idle = self.times
             self.times = RunnerTimes(waited + self._step_seconds, device + self._step_seconds, idle)
+        if self.copies is not None:
+            self.copies.look()
         parts = self._flights.popleft()
         if not self._flights:
             self._verifying.clear()
@@ -107,15 +119,20 @@ class FakeRunner:
         self._verifying.discard(key)
 
     def read_blocks(self, blocks: Sequence[int]) -> bytes:
-        return b"".join(_planes(self._pool[b * self._block_bytes : (b + 1) * self._block_bytes]) for b in blocks)
+        return b"".join(self._pool[b * self._block_bytes : (b + 1) * self._block_bytes] for b in blocks)
 
     def write_blocks(self, blocks: Sequence[int], payload: bytes) -> None:
         size = self._block_bytes
+        self._note_written(blocks)
         for i, block in enumerate(blocks):
-            self._put(block, 0, _digests(payload[i * size : (i + 1) * size]))
+            self._pool[block * size : (block + 1) * size] = payload[i * size : (i + 1) * size]
 
     def close(self) -> None:
-        self._pool.clear()
+        self._pool = memoryview(b"")
+        if self.memory is not None:
+            self.memory.close()
+        if self.copies is not None:
+            self.copies.close()
 
     def _copied(self, part: Part) -> Part:
         """The part as it is now, its drafts taken for known tokens; its sequence's lists go on changing."""
@@ -149,9 +166,8 @@ class FakeRunner:
         rows: list[bytes] = []
         for block, start, tokens in self._spans(part, len(verified.blocks)):
             expected = _chain(digest, tokens)
-            at = block * self._block_bytes
             known = max(0, min(part.start - start, len(tokens))) * DIGEST_BYTES
-            if self._pool[at : at + known] != expected[:known]:
+            if known and not self._holds(block, expected[:known]):
                 wrong = CorruptTransfer(f"KV of positions {start}..{start + len(tokens) - 1} is wrong")
                 return None, PartDetail(error=wrong)
             if known < len(expected):
@@ -197,10 +213,25 @@ class FakeRunner:
             yield part.blocks[start // self._block_size], start, tuple(part.context[start : start + self._block_size])
 
     def _put(self, block: int, offset: int, data: bytes) -> None:
+        self._note_written([block])
+        for half, at in zip(_halves(data), self._planes(block), strict=True):
+            begin = at + offset // 2
+            self._pool[begin : begin + len(half)] = half
+
+    def _holds(self, block: int, digests: bytes) -> bool:
+        """Whether the block begins with ``digests``."""
+        planes = zip(_halves(digests), self._planes(block), strict=True)
+        return all(self._pool[at : at + len(half)] == half for half, at in planes)
+
+    def _planes(self, block: int) -> tuple[int, int]:
+        """Where the planes of K and V begin, which hold the first and the second halves of the digests."""
+        at = block * self._block_bytes
+        return at, at + self._block_bytes // 2
+
+    def _note_written(self, blocks: Sequence[int]) -> None:
         self._writes += 1
-        self._written[block] = self._writes
-        at = block * self._block_bytes + offset
-        self._pool[at : at + len(data)] = data
+        for block in blocks:
+            self._written[block] = self._writes
 
     def _recall(self, part: Part) -> _Verified:
         """The full blocks before the part, if they were right in an earlier step and none was written to since."""
@@ -233,16 +264,10 @@ class _Verified:
     writes: int
 
 
-def _planes(digests: bytearray) -> bytes:
-    """One block's digests in the layout of KV blocks: first halves as the plane of K, second halves as that of V."""
+def _halves(digests: bytes) -> tuple[bytes, bytes]:
+    """All first halves, and all second halves."""
     halves = memoryview(digests).cast("Q")
-    return halves[0::2].tobytes() + halves[1::2].tobytes()
-
-
-def _digests(planes: bytes) -> bytes:
-    """The inverse of ``_planes``."""
-    halves, slots = memoryview(planes).cast("Q"), len(planes) // DIGEST_BYTES
-    return struct.pack(f"<{2 * slots}Q", *(halves[slot + plane * slots] for slot in range(slots) for plane in (0, 1)))
+    return halves[0::2].tobytes(), halves[1::2].tobytes()
 
 
 @lru_cache(maxsize=65_536)

@@ -15,6 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from baton.core.errors import ConfigError, CorruptTransfer
+from baton.core.types import KvFormat
+from baton.engine.sharedpool import PoolMemory, shared_pool_memory
 from baton.engine.spec import DecoderSpec
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -35,14 +37,39 @@ def allocate_pool(
     On the CPU pages become resident when they are first written. Raises ConfigError naming the bytes needed and
     available when the memory does not suffice.
     """
+    _require_room(spec, blocks, block_size, dtype, device)
+    return torch.zeros(_shape(spec, blocks, block_size), dtype=dtype, device=device)
+
+
+def allocate_shared(
+    spec: DecoderSpec, blocks: int, dtype: torch.dtype, layout: KvFormat, threads: int
+) -> tuple[torch.Tensor, PoolMemory | None]:
+    """The pool on the CPU, all of it resident, with its memory if that can be shared with other processes (``threads``
+    copy out of theirs); else as ``allocate_pool``."""
+    device = torch.device("cpu")
+    _require_room(spec, blocks, layout.block_size, dtype, device)
+    memory = shared_pool_memory(blocks, layout, threads)
+    if memory is None:
+        return allocate_pool(spec, blocks, layout.block_size, dtype, device), None
+    try:
+        memory.populate()
+    except MemoryError as error:
+        raise ConfigError(f"engine.kv_cache_mb (or engine.kv_blocks): must fit memory, got {blocks} blocks") from error
+    pool = torch.frombuffer(memory.view, dtype=dtype).view(_shape(spec, blocks, layout.block_size))
+    return pool, memory
+
+
+def _shape(spec: DecoderSpec, blocks: int, block_size: int) -> tuple[int, ...]:
+    return (blocks, spec.layers, 2, spec.kv_heads, block_size, spec.head_dim)
+
+
+def _require_room(spec: DecoderSpec, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device) -> None:
     needed, available = blocks * block_bytes(spec, block_size, dtype), available_bytes(device)
     if needed > available:
         raise ConfigError(
             f"engine.kv_cache_mb (or engine.kv_blocks): must fit the {available / 1e6:.0f} MB available on "
             f"{device.type}, got {needed / 1e6:.0f} MB for {blocks} blocks of {block_size} tokens"
         )
-    shape = (blocks, spec.layers, 2, spec.kv_heads, block_size, spec.head_dim)
-    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def available_bytes(device: torch.device) -> float:

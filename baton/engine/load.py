@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,6 +21,9 @@ from baton.engine.torch_decoder import TorchDecoder
 from baton.engine.torch_runner import TorchRunner
 from baton.engine.weights.load import open_weights
 from baton.engine.weights.source import RANDOM_PREFIX, load_spec, weights_hash
+
+if TYPE_CHECKING:
+    from baton.engine.cuda.copies import CudaCopies
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +47,8 @@ def build_runner(config: EngineConfig) -> Runner:
         return _on_gpu(config, spec, card, dtype)
     with open_weights(config.model, spec, dtype, device, config.seed) as weights:
         decoder = _decoder(config, spec, weights, dtype)
-    pool = kvcache.allocate_pool(spec, _blocks(config, layout), config.block_size, dtype, device)
-    return TorchRunner(decoder, pool, card)
+    pool, memory = kvcache.allocate_shared(spec, _blocks(config, layout), dtype, layout, config.threads)
+    return TorchRunner(decoder, pool, card, memory)
 
 
 def _on_gpu(config: EngineConfig, spec: DecoderSpec, card: ModelCard, dtype: torch.dtype) -> Runner:
@@ -73,7 +77,23 @@ def _reference_on_gpu(
         torch.cuda.empty_cache()
         half = usable_bytes(config.gpu_memory_share, device) // 2
         blocks = fixed_blocks(config, card.format) or max(1, half // card.format.block_bytes)
-        return TorchRunner(decoder, kvcache.allocate_pool(spec, blocks, config.block_size, dtype, device), card)
+        pool = kvcache.allocate_pool(spec, blocks, config.block_size, dtype, device)
+        return TorchRunner(decoder, pool, card, copies=_copies(config, pool, card.format))
+
+
+def _copies(config: EngineConfig, pool: torch.Tensor, layout: KvFormat) -> CudaCopies | None:
+    """What hands blocks over between GPUs, where its kernels can be compiled; the reference needs no others."""
+    from baton.engine.cuda.build import COPYING, CudaUnavailable, build
+    from baton.engine.cuda.copies import device_copies
+    from baton.engine.cuda.library import CudaLibrary
+
+    cache = Path(config.kernel_cache).expanduser() / "cuda"
+    try:
+        library = CudaLibrary(build(cache, names=COPYING))
+    except CudaUnavailable as error:
+        log.info("KV is not copied between GPUs", extra={"error": error.message})
+        return None
+    return device_copies(library, pool, layout, [torch.cuda.current_stream(pool.device)])
 
 
 def _decoder(config: EngineConfig, spec: DecoderSpec, weights: Weights, dtype: torch.dtype) -> Decoder:

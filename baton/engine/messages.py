@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from baton.core.errors import BatonError
-from baton.core.types import EngineStats, FilledBlocks, FirstToken, ModelCard, TokenChunk, TokenRequest
+from baton.core.types import DevicePool, EngineStats, FilledBlocks, FirstToken, ModelCard, TokenChunk, TokenRequest
 from baton.engine.blocks import BlockChange
 from baton.engine.config import EngineConfig
 
@@ -35,13 +35,17 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
+    """``compute_up_to`` as in Reserve; one that does not start by itself waits for Decode(key, None)."""
+
     key: int
     request: TokenRequest
+    compute_up_to: int
 
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Start a reserved request: on written blocks with the token that was drawn elsewhere, or (None) from scratch."""
+    """Start a held request: on written blocks with the token that was drawn elsewhere, or (None) by computing what is
+    neither cached nor imported."""
 
     key: int
     first: FirstToken | None
@@ -69,13 +73,140 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
+class Attach:
+    """Map the pool whose descriptor comes next beside the channel; it is called ``source`` from now on."""
+
+    source: int
+
+
+@dataclass(frozen=True, slots=True)
+class Detach:
+    source: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """Copy blocks of an attached pool into consecutive blocks of a held request; ``filled`` slots of the last one.
+
+    Out of a GPU's pool ``strong`` has a byte for each block, 1 where the answer needs both lanes of the digest.
+    """
+
+    key: int
+    op: int
+    first_block: int
+    source: int
+    source_blocks: tuple[int, ...]
+    filled: int
+    strong: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class AttachDevice:
+    """As Attach, for a pool in GPU memory."""
+
+    source: int
+    pool: DevicePool
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """Answer with a digest of consecutive blocks of a request, one for each byte of ``strong``."""
+
+    key: int
+    op: int
+    first_block: int
+    filled: int
+    strong: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Invite:
+    """Answer with the invitation to a link that another engine can join."""
+
+    op: int
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Take part in ``link``, as the one who sends (rank 0) or receives (1). Nothing on it may take longer than
+    ``seconds``."""
+
+    link: int
+    rank: int
+    invitation: bytes = field(repr=False)
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    link: int
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Message ``number`` of ``link``: consecutive blocks of a request, as in Digest, and answer with their digests."""
+
+    key: int
+    op: int
+    link: int
+    number: int
+    first_block: int
+    filled: int
+    strong: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """Message ``number`` of ``link`` into consecutive blocks of a reservation, and answer with digests of them.
+
+    What comes when the request holds these blocks no more is thrown away.
+    """
+
+    key: int
+    op: int
+    link: int
+    number: int
+    first_block: int
+    filled: int
+    strong: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """The first ``block_count`` blocks of a held request are valid: its own were written and verified. Answered by
+    Written."""
+
+    key: int
+    op: int
+    block_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCached:
+    """The bytes of the leading ones of these names that are still in the prefix cache, whoever uses the blocks."""
+
+    op: int
+    names: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     """The front is done with the request, in whatever state; unknown keys are fine (it has ended by itself)."""
 
     key: int
 
 
-Command = Reserve | Prefill | Decode | Write | Read | Release
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """Nobody waits for the Receive of this number any more: what comes for it is thrown away."""
+
+    op: int
+
+
+DeviceCommand = AttachDevice | Abandon | Digest | Invite | Join | Leave | Send | Receive
+Command = (
+    Reserve | Prefill | Decode | Write | Read | Attach | Detach | Pull | Import | ReadCached | Release | DeviceCommand
+)
 
 # --- engine to front --------------------------------------------------------------------------------------------------
 
@@ -96,6 +227,9 @@ class LoadFailed:
 class Ready:
     card: ModelCard
     stats: EngineStats
+    is_shared: bool = False  # the descriptor of the pool's memory has been sent beside the channel
+    device_pool: DevicePool | None = None  # a pool in GPU memory that others may map
+    has_links: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +237,7 @@ class Admitted:
     key: int
     cached_tokens: int
     computing: bool = False  # it has started by itself
+    blocks: tuple[int, ...] = ()  # of a prefill: where in the pool its context will stand
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,14 +281,30 @@ class BlocksRead:
 
 
 @dataclass(frozen=True, slots=True)
+class Pulled:
+    """A digest of each block as it is stored now."""
+
+    op: int
+    digests: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What a device command asked for: digests one after another, or an invitation."""
+
+    op: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
-    """A read or write that was not done."""
+    """A read, write or pull that was not done."""
 
     op: int
     error: BatonError
 
 
-Event = Admitted | Filled | First | Streamed | Failed | Written | BlocksRead | Refused
+Event = Admitted | Filled | First | Streamed | Failed | Written | BlocksRead | Pulled | Answered | Refused
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,11 @@ from baton.engine.config import EngineConfig
 from baton.engine.core import EngineCore
 from baton.engine.drafter import Drafter, NgramDrafter, NoDrafts
 from baton.engine.fake import FakeRunner, fake_card
-from baton.engine.messages import Load, LoadFailed, Loading, Ready
+from baton.engine.inbox import Inbox
+from baton.engine.messages import Load, LoadFailed, Loading, Pull, Ready
 from baton.engine.model_drafter import ModelDrafter
 from baton.engine.runner import Runner
+from baton.engine.sharedpool import Descriptors, PeerPools, shared_pool_memory
 
 # How long commands are taken in before the next step, be there more of them or not: a thousand requests that come at
 # once take a third of a second. A device that has nothing to compute should not wait for the last of them.
@@ -33,27 +35,76 @@ INTAKE_SECONDS = 0.05
 IDLE_INTAKE_SECONDS = 0.004
 
 
-def serve(runner: Runner, drafter: Drafter, config: EngineConfig, channel: SyncChannel, clock: Clock) -> None:
+def serve(
+    runner: Runner,
+    drafter: Drafter,
+    config: EngineConfig,
+    channel: SyncChannel,
+    clock: Clock,
+    descriptors: Descriptors,
+) -> None:
     """Announce the engine and run it until the front hangs up; asleep while there is no work.
 
     What commands and admissions bring about is reported before the step that follows them, which may take long.
     """
-    core = EngineCore(runner, drafter, config, clock)
-    channel.send(Ready(runner.card, core.stats))
+    core = EngineCore(runner, drafter, config, clock, PeerPools(descriptors))
+    try:
+        _loop(core, runner, channel, clock, descriptors)
+    finally:
+        core.access.close()
+
+
+def _loop(core: EngineCore, runner: Runner, channel: SyncChannel, clock: Clock, descriptors: Descriptors) -> None:
+    inbox = Inbox(channel)
+    if runner.copies is not None:
+        runner.copies.while_waiting(lambda: _serve_copies(core, inbox, channel))
+    _announce(runner, core, channel, descriptors)
     while True:
-        wait = 0.0 if core.has_work else core.idle_seconds()
-        was_told = is_readable = channel.is_readable(wait)
+        was_told = is_readable = inbox.is_readable(_patience(core))
         awake = clock.now()
         last_intake = awake + (INTAKE_SECONDS if core.in_flight else IDLE_INTAKE_SECONDS)
         while is_readable:
-            core.handle(channel.receive())
-            is_readable = clock.now() < last_intake and channel.is_readable(0.0)
+            command = inbox.receive()
+            core.handle(command)
+            if isinstance(command, Pull):  # many bytes: whoever offers more waits for the answer
+                channel.send(core.report())
+            is_readable = clock.now() < last_intake and inbox.is_readable(0.0)
+        core.look()
         core.admit()
         if was_told or core.has_news:
             channel.send(core.report())
         if core.run():
             channel.send(core.report())
         core.add_busy(clock.now() - awake)
+
+
+def _patience(core: EngineCore) -> float | None:
+    """How long to wait for a command; None: for ever."""
+    if core.has_work:
+        return 0.0
+    within = core.access.look_within
+    return core.idle_seconds() if within is None else within
+
+
+def _serve_copies(core: EngineCore, inbox: Inbox, channel: SyncChannel) -> None:
+    """Begin and end copies while a step is computed: neither waits for its end."""
+    for command in inbox.urgent():
+        core.handle(command)
+    core.look()
+    if core.has_news:
+        channel.send(core.report())
+
+
+def _announce(runner: Runner, core: EngineCore, channel: SyncChannel, descriptors: Descriptors) -> None:
+    memory = runner.memory
+    if memory is not None:
+        try:
+            descriptors.send(memory.fd)
+        except OSError as error:
+            raise ChannelClosed("the front has gone") from error
+    copies = runner.copies
+    pool, links = (None, False) if copies is None else (copies.pool, copies.communicators is not None)
+    channel.send(Ready(runner.card, core.stats, memory is not None, pool, links))
 
 
 def fake_runner(config: EngineConfig) -> FakeRunner:
@@ -63,8 +114,11 @@ def fake_runner(config: EngineConfig) -> FakeRunner:
     if blocks < 1:
         raise ConfigError(f"engine.kv_cache_mb must hold at least one block, got {config.kv_cache_mb}")
     try:
-        return FakeRunner(card, blocks, step_seconds=config.fake_step_ms / 1000)
-    except MemoryError as error:
+        memory = shared_pool_memory(blocks, card.format, config.threads)
+        on_device = config.fake_pool == "device"
+        shared, device = (None, memory) if on_device else (memory, None)
+        return FakeRunner(card, blocks, step_seconds=config.fake_step_ms / 1000, memory=shared, device=device)
+    except (MemoryError, OverflowError) as error:
         raise ConfigError(
             f"engine.kv_cache_mb (or engine.kv_blocks): must fit the memory of this machine, got {blocks} blocks"
         ) from error
@@ -119,39 +173,45 @@ def load_runner(config: EngineConfig, report: Callable[[str], None]) -> Runner:
 
 
 def _prepare_threads(config: EngineConfig) -> None:
-    """Read by OpenMP when torch is loaded. Idle OpenMP threads must not spin: they would starve the other worker."""
+    """Read by OpenMP and NCCL when torch is loaded.
+
+    Idle OpenMP threads must not spin: they would starve the other worker.
+    """
     os.environ["GOMP_SPINCOUNT"] = "0"
     os.environ["OMP_NUM_THREADS"] = str(config.threads)
+    os.environ["NCCL_NVLS_ENABLE"] = "0"  # NVLink multicast: two ranks have no use for it, and it can hang a host
 
 
 def main() -> None:
     options = argparse.ArgumentParser(prog="baton.engine.process")
     options.add_argument("--fd", type=int, required=True, help="file descriptor of the channel to the front")
+    options.add_argument("--descriptors", type=int, required=True, help="file descriptor of the socket for others")
     options.add_argument("--parent", type=int, required=True, help="process id of the front")
     arguments = options.parse_args()
     die_with_parent(arguments.parent)
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group; the front drains, then hangs up
         signal.signal(number, signal.SIG_IGN)
     channel = SyncChannel(socket.socket(fileno=arguments.fd))
+    descriptors = Descriptors(socket.socket(fileno=arguments.descriptors))
     try:
         load = channel.receive()
         assert isinstance(load, Load)
         _prepare_threads(load.config)
-        _run(load.config, channel)
+        _run(load.config, channel, descriptors)
     except ChannelClosed:
         return
     finally:
         channel.close()
 
 
-def _run(config: EngineConfig, channel: SyncChannel) -> None:
+def _run(config: EngineConfig, channel: SyncChannel, descriptors: Descriptors) -> None:
     with ExitStack() as resources:
         try:
             engine = resources.enter_context(loaded(config, lambda message: channel.send(Loading(message))))
         except BatonError as error:
             channel.send(LoadFailed(error))
             return
-        serve(*engine, config, channel, SystemClock())
+        serve(*engine, config, channel, SystemClock(), descriptors)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ from typing import NamedTuple, Protocol
 
 from baton.core.errors import BatonError
 from baton.core.types import ModelCard, Sampling, TokenLogprob
+from baton.engine.device_copies import DeviceCopies
+from baton.engine.sharedpool import PoolMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,17 @@ class Runner(Protocol):
 
     @property
     def total_blocks(self) -> int: ...
+
+    @property
+    def memory(self) -> PoolMemory | None:
+        """The pool's memory, if it can be shared with other processes of this host. No step in flight may touch a
+        block that is filled through it."""
+        ...
+
+    @property
+    def copies(self) -> DeviceCopies | None:
+        """What copies blocks on the device beside the steps, where the pool is on one."""
+        ...
 
     @property
     def steps_ahead(self) -> int:

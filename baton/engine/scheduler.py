@@ -16,45 +16,22 @@ import math
 from bisect import insort
 from collections import deque
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from baton.core.clock import Clock
 from baton.core.errors import Expired, Overloaded
+from baton.core.types import TierLoad
 from baton.engine.blocks import BlockPool
 from baton.engine.config import EngineConfig
 from baton.engine.prompt_order import PromptOrder, tenants
 from baton.engine.reclaim import borrowers
-from baton.engine.runner import Part
 from baton.engine.sequence import Sequence, Stage
 from baton.engine.shares import FairShares
 from baton.engine.speculation import Speculator
+from baton.engine.step import Admission, Step
 from baton.engine.waiting import WaitingQueue, rank
 
 DEPARTURES = 16  # recent ends of requests from which the time to the next free place is estimated
 RETRY_SECONDS = (0.1, 10.0)  # bounds of what a refused caller is told to wait
-
-
-class Step(NamedTuple):
-    """What is computed together: ``parts[i]`` is the share of ``sequences[i]``."""
-
-    sequences: list[Sequence]
-    parts: list[Part]
-    preempted: list[Sequence]  # who lost its blocks for the others' sake
-    chunked: list[Sequence]  # those whose part is more than one token
-
-    def add(self, sequence: Sequence, count: int) -> None:
-        """The sequence's next ``count`` tokens."""
-        self.sequences.append(sequence)
-        self.parts.append(sequence.launch(sequence.launched + count))
-        if count > 1:
-            self.chunked.append(sequence)
-
-
-class Admission(NamedTuple):
-    """Who has been given blocks, and who lost them for that."""
-
-    admitted: list[Sequence]
-    preempted: list[Sequence]
 
 
 class Scheduler:
@@ -86,6 +63,10 @@ class Scheduler:
     def running(self) -> int:
         """Sequences with blocks, in whatever stage."""
         return len(self._running) + self._resting
+
+    @property
+    def tier_loads(self) -> tuple[TierLoad, ...]:
+        return self._shares.loads()
 
     @property
     def has_work(self) -> bool:
@@ -136,7 +117,7 @@ class Scheduler:
             self._waiting.take(sequence, now)
             sequence.give_blocks(allocation)
             self._pool.keep(sequence.kept_hits)
-            is_held = not sequence.is_prefill and not sequence.preemptions
+            is_held = not sequence.preemptions
             self._shares.admit(sequence, is_fixed=is_held or sequence.is_prefill)
             if is_held:
                 sequence.stage = Stage.HELD
@@ -151,7 +132,8 @@ class Scheduler:
     def start(self, sequence: Sequence) -> None:
         """A held sequence takes part in steps from now on."""
         self._resting -= 1
-        self._shares.unfix(sequence)
+        if not sequence.is_prefill:
+            self._shares.unfix(sequence)
         self._settle((sequence,))
         self._run(sequence)
         self._waiting.changed()
@@ -254,7 +236,7 @@ class Scheduler:
     def _room_for_drafts(self, sequence: Sequence, count: int) -> int:
         """For how many of ``count`` drafts there is room. A block that another one may soon need is not taken."""
         while sequence.capacity < sequence.launched + count and self._pool.available > len(self._running) + self._owed:
-            if self._shares.is_capped(sequence.share, 1):
+            if sequence.share.is_capped(1):
                 break
             block = self._pool.grow()
             assert block is not None
@@ -267,7 +249,7 @@ class Scheduler:
         False: there is none for this step, because it was preempted itself or the block is still in use.
         """
         while sequence.stage is Stage.RUNNING:
-            victim = self._own_victim(sequence) if self._shares.is_capping else None
+            victim = self._own_victim(sequence)
             block = self._pool.grow() if victim is None else None
             if block is not None:
                 self._add_block(sequence, block)
@@ -283,7 +265,7 @@ class Scheduler:
 
     def _own_victim(self, sequence: Sequence) -> Sequence | None:
         """Who gives up its blocks because the tenant holds all that it may; nobody if no other of it runs."""
-        if not self._shares.is_capped(sequence.share, 1):
+        if not sequence.share.is_capped(1):
             return None
         own = [s for s in self._running if s.share is sequence.share and s.is_preemptible]
         return own[-1] if len(own) > 1 else None
@@ -312,6 +294,7 @@ class Scheduler:
         self._pool.release(victim.take_blocks())
         victim.stage = Stage.WAITING
         victim.preemptions += 1
+        victim.share.tier.preemptions += 1
         self.preemptions += 1
 
     def _run(self, sequence: Sequence) -> None:

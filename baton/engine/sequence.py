@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
 
-from baton.core.blockhash import child_hash, root_hash
+from baton.core.blockhash import child_hash, request_root
+from baton.core.errors import TransferRejected
 from baton.core.types import (
     CacheClass,
     FinishReason,
     FirstToken,
     ModelCard,
-    Module,
     TokenLogprob,
     TokenRequest,
     Usage,
@@ -87,12 +87,7 @@ class Sequence:
         self.prompt_logprobs: list[TokenLogprob | None] = [None]
         self.block_size = card.format.block_size
         self._window = request.attention_window
-        self._root = root_hash(
-            salt=request.salt,
-            weights_hash=card.weights_hash,
-            kv_format=str(card.format),
-            module="" if self._window is None else f"{Module.ATTENTION_WINDOW} {self._window}",
-        )
+        self._root = request_root(request, card)
         self._hashes: list[bytes] = []
         self.prompt_length = len(request.prompt)
         self.max_chunk = request.max_chunk_tokens or card.context_length  # tokens of it in one step
@@ -146,16 +141,18 @@ class Sequence:
             growth = min(self.request.stop.max_tokens - self.output_tokens, growth_window)
         return -(-(len(self.context) + growth) // self.block_size)
 
+    @property
+    def _sharable_blocks(self) -> int:
+        """Prompt log-probabilities need the logits of every row, so nothing is shared while they are still owed."""
+        owes_all = self.request.prompt_logprobs is not None and not self.delivered
+        return 0 if owes_all else (len(self.context) - 1) // self.block_size
+
     def sharable_hashes(self) -> Iterator[bytes]:
         """Names of the blocks that may come from the prefix cache: never the last token, whose logits are needed.
 
-        Computed as they are asked for: who finds nothing under the first name needs no other. Prompt log-probabilities
-        need the logits of every row, so nothing is shared while they are still owed.
+        Computed as they are asked for: who finds nothing under the first name needs no other.
         """
-        if self.request.prompt_logprobs is not None and not self.delivered:
-            return
-        for index in range((len(self.context) - 1) // self.block_size):
-            yield self._hash(index)
+        return map(self._hash, range(self._sharable_blocks))
 
     def give_blocks(self, allocation: Allocation) -> None:
         self.blocks = allocation.blocks
@@ -274,6 +271,17 @@ class Sequence:
     def lose_draw(self) -> None:
         """The blocks are given up and no token is in flight: the one that was did not come."""
         self.length = len(self.context)
+
+    def import_prefix(self, block_count: int) -> Iterable[tuple[int, bytes, CacheClass]]:
+        """The first ``block_count`` blocks were written and verified: the rest is computed on top of them. Returns what
+        ``advance`` does. TransferRejected unless they hold more than is computed already, and less than the context."""
+        most = self._sharable_blocks
+        if not self.hits < block_count <= most:
+            raise TransferRejected(f"imported blocks: must be between {self.hits + 1} and {most}, got {block_count}")
+        self.hits = block_count
+        self.launched = self.cached_tokens = block_count * self.block_size
+        self.charged_to = max(self.charged_to, self.launched)
+        return self.advance(self.launched)
 
     def import_context(self, first: FirstToken) -> FinishReason | None:
         """All of the context was written to the blocks by another worker, which also drew ``first``."""

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from baton.core.types import Tier
 from baton.engine.tiers import TierPolicy
 
 NEVER = -math.inf
+
+
+class BlockCap(NamedTuple):
+    """KV blocks that a tenant may hold, and the name of the setting that says so."""
+
+    blocks: int
+    limit: str
 
 
 class TierShare:
@@ -26,6 +34,7 @@ class TierShare:
         "place",
         "places",
         "policy",
+        "preemptions",
         "promised",
         "promised_cost",
         "tenants",
@@ -40,6 +49,7 @@ class TierShare:
         self.tenants: dict[str, TenantShare] = {}  # those with requests here
         self.live = 0
         self.waiting = 0
+        self.preemptions = 0
         self.left_at = NEVER  # when its last request ended
         self.counter = 0.0  # what its tenants were charged, divided by the tier's weight
         self.last = 0.0  # counter of the tenant that was served last
@@ -67,6 +77,7 @@ class TenantShare:
 
     __slots__ = (
         "blocks",
+        "cap",
         "counter",
         "live",
         "promised",
@@ -87,6 +98,7 @@ class TenantShare:
         self.promised = 0  # tokens
         self.promised_cost = 0.0
         self.blocks: dict[int, int] = {}
+        self.cap: BlockCap | None = None
         self.rescued_at = NEVER  # when a request of it last went first for having waited too long
         self.served_at = NEVER  # when prompt tokens of it were last computed in a step that was not enough for all
 
@@ -97,6 +109,16 @@ class TenantShare:
     @property
     def is_backlogged(self) -> bool:
         return bool(self.waiting or self.promised)
+
+    def is_capped(self, more: int) -> bool:
+        """With ``more`` blocks it would hold more than it may. One request alone always fits."""
+        return self.cap is not None and bool(self.blocks) and len(self.blocks) + more > self.cap.blocks
+
+    @property
+    def cap_reason(self) -> str:
+        if self.cap is None:
+            return ""
+        return f"{self.cap.limit}: its tenant holds {len(self.blocks)} KV blocks, and may hold {self.cap.blocks}"
 
     def charge(self, cost: float) -> None:
         self.counter += cost

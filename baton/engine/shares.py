@@ -17,10 +17,10 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from baton.core.types import Tier
+from baton.core.types import Tier, TierLoad
 from baton.engine.config import EngineConfig
 from baton.engine.sequence import Sequence
-from baton.engine.share import TenantShare, TierShare
+from baton.engine.share import BlockCap, TenantShare, TierShare
 from baton.engine.tiers import PLACE
 
 MAX_IDLE_TENANTS = 4096  # whose counters are remembered
@@ -35,7 +35,6 @@ class FairShares:
         self.tiers = tuple(TierShare(tier, policies[tier], PLACE[tier]) for tier in Tier)
         self._total_blocks = total_blocks
         self._places = places
-        self.is_capping = config.tenant_block_share < 1
         self._tenant_blocks = math.floor(config.tenant_block_share * total_blocks)
         self._reserve_idle = config.reserve_idle_seconds
         self._prompt_weight = config.prompt_token_weight
@@ -54,6 +53,7 @@ class FairShares:
             tier.tenants[tenant] = share
         share.live += 1
         tier.live += 1
+        share.cap = self._cap(sequence.request.tenant_max_blocks)
         sequence.share = share
         return share
 
@@ -78,6 +78,21 @@ class FairShares:
         if not tier.is_backlogged:
             backlogged = [other.counter for other in self.tiers if other.is_backlogged]
             tier.counter = max(tier.counter, min(backlogged, default=self._last))
+
+    def loads(self) -> tuple[TierLoad, ...]:
+        """What there is of each tier, from the highest down."""
+        return tuple(
+            TierLoad(tier.tier, len(tier.tenants), tier.waiting, tier.places, tier.blocks, tier.preemptions)
+            for tier in self.tiers
+        )
+
+    def _cap(self, recorded: int | None) -> BlockCap | None:
+        """The lower of what a tenant's record and the engine's settings say; None: the pool is the limit."""
+        caps = [BlockCap(self._tenant_blocks, "engine.tenant_block_share")]
+        if recorded is not None:
+            caps.append(BlockCap(recorded, "max_kv_blocks"))
+        lowest = min(caps)
+        return lowest if lowest.blocks < self._total_blocks else None
 
     # --- blocks and places --------------------------------------------------------------------------------------------
 
@@ -142,16 +157,6 @@ class FairShares:
             share.promise(change, change * self._prompt_weight)
 
     # --- what a tier or a tenant may have -----------------------------------------------------------------------------
-
-    def is_capped(self, share: TenantShare, more: int) -> bool:
-        """With ``more`` blocks the tenant would hold more than it may. One request alone always fits."""
-        return self.is_capping and bool(share.blocks) and len(share.blocks) + more > self._tenant_blocks
-
-    def cap_reason(self, share: TenantShare) -> str:
-        return (
-            f"tenant_block_share: its tenant holds {len(share.blocks)} KV blocks, "
-            f"and may hold {self._tenant_blocks} (engine.tenant_block_share)"
-        )
 
     def has_claim(self, tier: TierShare, wanted: int) -> bool:
         """Another request of ``wanted`` blocks is within the tier's reserved share. Its first one always is."""

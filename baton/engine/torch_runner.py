@@ -11,8 +11,10 @@ import torch
 from baton.core.types import ModelCard
 from baton.engine import kvcache
 from baton.engine.decoder import UNLIMITED, Decoder, PackedStep
+from baton.engine.device_copies import DeviceCopies
 from baton.engine.runner import DrawnToken, Part, PartDetail, RunnerTimes, StepResult
 from baton.engine.sampler import Row, Sample, logprob_of, sample
+from baton.engine.sharedpool import PoolMemory
 
 
 class TorchRunner:
@@ -21,10 +23,20 @@ class TorchRunner:
     steps_ahead = 0
     times = RunnerTimes()
 
-    def __init__(self, decoder: Decoder, pool: torch.Tensor, card: ModelCard) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        pool: torch.Tensor,
+        card: ModelCard,
+        memory: PoolMemory | None = None,
+        copies: DeviceCopies | None = None,
+    ) -> None:
+        """``memory``: that of ``pool``, if it can be shared; ``copies``: over ``pool``, if it is on a GPU."""
         self._decoder = decoder
         self._pool = pool
         self._card = card
+        self.memory = memory
+        self.copies = copies
         self._results: deque[StepResult] = deque()
 
     @property
@@ -42,6 +54,8 @@ class TorchRunner:
         self._results.append(_read(logits, parts, wanted))
 
     def collect(self) -> StepResult:
+        if self.copies is not None:  # they do not wait for steps, and not every step's results did
+            torch.cuda.current_stream(self._pool.device).synchronize()
         return self._results.popleft()
 
     def forget(self, key: int) -> None:
@@ -54,7 +68,11 @@ class TorchRunner:
         kvcache.write_blocks(self._pool, blocks, payload)
 
     def close(self) -> None:
+        if self.copies is not None:
+            self.copies.close()
         del self._pool
+        if self.memory is not None:
+            self.memory.close()
 
 
 def _wanted_rows(part: Part) -> range:

@@ -105,7 +105,7 @@ class WaitingQueue:
     def reason(self, sequence: Sequence) -> str:
         """Why a waiting sequence is not next, if it is for its tenant's own limit; else nothing."""
         if self._is_capped(sequence):
-            return self._shares.cap_reason(sequence.share)
+            return sequence.share.cap_reason
         return ""
 
     def gives_way(self, newcomer: Sequence) -> Sequence | None:
@@ -173,6 +173,6 @@ class WaitingQueue:
 
     def _is_capped(self, sequence: Sequence) -> bool:
         share = sequence.share
-        if not self._shares.is_capped(share, self._blocks_wanted(sequence)):
+        if not share.is_capped(self._blocks_wanted(sequence)):
             return False
-        return self._shares.is_capped(share, self._new_blocks(sequence))
+        return share.is_capped(self._new_blocks(sequence))

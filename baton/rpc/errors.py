@@ -30,7 +30,10 @@ _CODES: Final[dict[type[BatonError], grpc.StatusCode]] = {
     errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     errors.PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
     errors.UnknownModel: grpc.StatusCode.NOT_FOUND,
+    errors.NotFound: grpc.StatusCode.NOT_FOUND,
+    errors.AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
     errors.QuotaExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.Conflict: grpc.StatusCode.ABORTED,
     errors.Overloaded: grpc.StatusCode.UNAVAILABLE,
     errors.PeerUnavailable: grpc.StatusCode.UNAVAILABLE,
     errors.StateUnavailable: grpc.StatusCode.UNAVAILABLE,
@@ -49,6 +52,7 @@ _BARE: Final[dict[grpc.StatusCode, type[BatonError]]] = {
     grpc.StatusCode.UNAUTHENTICATED: errors.Unauthenticated,
     grpc.StatusCode.PERMISSION_DENIED: errors.PermissionDenied,
     grpc.StatusCode.NOT_FOUND: errors.UnknownModel,
+    grpc.StatusCode.ALREADY_EXISTS: errors.AlreadyExists,
     grpc.StatusCode.RESOURCE_EXHAUSTED: errors.InvalidRequest,  # a message over the receive limit
     grpc.StatusCode.UNAVAILABLE: errors.PeerUnavailable,
     grpc.StatusCode.CANCELLED: errors.PeerUnavailable,  # the peer stopped while it worked for us

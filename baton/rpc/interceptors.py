@@ -19,12 +19,13 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from baton.core.clock import Ids
-from baton.core.errors import BatonError, Cancelled, InvalidRequest, Unauthenticated
+from baton.core.errors import BatonError, Cancelled, InvalidRequest, QuotaExceeded, Unauthenticated
 from baton.core.streams import closing
 from baton.core.telemetry import Tracer, log_context
 from baton.rpc.calls import Calls
 from baton.rpc.channels import AUTHORIZATION_KEY, REQUEST_ID_KEY, TRACEPARENT_KEY, bearer, same_secret
 from baton.rpc.errors import being_cancelled, status_code, trailing_metadata, unexpected
+from baton.rpc.rate_limits import refused_metadata, retry_metadata
 
 HEALTH_SERVICE: Final = "grpc.health.v1.Health"
 MAX_REQUEST_ID: Final = 128
@@ -137,7 +138,9 @@ _MAKERS: Final[dict[tuple[bool, bool], Callable[..., Handler]]] = {
 
 
 async def _abort(context: Context, error: BatonError, answer: tuple[tuple[str, str], ...]) -> None:
-    await context.abort(status_code(error), error.message[:1024], (*answer, *trailing_metadata(error)))
+    left = refused_metadata(error.refusals) if isinstance(error, QuotaExceeded) else ()
+    retry = retry_metadata(getattr(error, "retry_after", None))
+    await context.abort(status_code(error), error.message[:1024], (*answer, *left, *retry, *trailing_metadata(error)))
 
 
 async def _send_all(produced: Any, context: Context) -> None:

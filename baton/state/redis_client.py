@@ -40,12 +40,16 @@ async def connect(config: StateConfig) -> AsyncIterator[Redis]:
 
 async def within_budget(call: Awaitable[T], config: StateConfig, what: str) -> T:
     """Await a Redis call; every failure becomes StateUnavailable naming what was tried."""
-    budget = (config.timeout_ms + config.connect_timeout_ms) / 1000
+    return await within(call, (config.timeout_ms + config.connect_timeout_ms) / 1000, what)
+
+
+async def within(call: Awaitable[T], seconds: float, what: str) -> T:
+    """The same for a call whose budget is ``seconds``, however long the client's own limits are."""
     try:
-        async with asyncio.timeout(budget):
+        async with asyncio.timeout(seconds):
             return await _cancellable(call)
     except TimeoutError as error:
-        raise StateUnavailable(f"{what}: Redis did not answer within {budget * 1000:.0f} ms") from error
+        raise StateUnavailable(f"{what}: Redis did not answer within {seconds * 1000:.0f} ms") from error
     except (RedisError, OSError) as error:
         raise StateUnavailable(f"{what}: Redis is away: {error}") from error
 

@@ -25,6 +25,8 @@ from baton.core.types import (
     TokenChunk,
 )
 from services.kvtransfer.circuit import Circuit
+from services.kvtransfer.economy import FetchEconomy
+from services.kvtransfer.fetcher import PrefixFetcher
 from services.kvtransfer.receiver import KvReceiver
 
 log = logging.getLogger(__name__)
@@ -56,6 +58,8 @@ class DecodeWorker:
         self,
         engine: EngineApi,
         receiver: KvReceiver,
+        fetcher: PrefixFetcher,
+        economy: FetchEconomy,
         prefill_peers: Callable[[Candidate], PrefillApi],
         me: Candidate,
         *,
@@ -65,6 +69,8 @@ class DecodeWorker:
     ) -> None:
         self._engine = engine
         self._receiver = receiver
+        self._fetcher = fetcher
+        self._economy = economy
         self._prefill_peers = prefill_peers
         self._me = me
         self._clock = clock
@@ -91,18 +97,24 @@ class DecodeWorker:
         last = self._clock.now()
         deadline = Deadline.after(tokens.timeout)
         async with AsyncExitStack() as stack:
+            found = self._fetcher.look_up(tokens)
+            begin = _computed_here(request) if found is None else 0
             reservation = await deadline.within(
-                stack.enter_async_context(self._engine.reserve(tokens, _computed_here(request))),
-                "a place on this decode worker",
+                stack.enter_async_context(self._engine.reserve(tokens, begin)), "a place on this decode worker"
             )
+            if found is not None:
+                await deadline.within(self._fetcher.fetch(found, reservation), "blocks from the cache tier")
             go = _Go(request, reservation, deadline)
             handed = await self._prefill_remotely(go)
+            began = self._clock.now()
             async with closing(self._answer(go, handed)) as answer:
                 mode = PrefillMode.LOCAL if handed is None else PrefillMode.REMOTE
                 async for chunk in answer:
                     now = self._clock.now()
                     if chunk.placement is not None:
                         self._ttft.observe(now - last, mode=mode.value)
+                        if handed is None:
+                            self._economy.computed(tokens.context_tokens - reservation.cached_tokens, now - began)
                     else:
                         self._itl.observe(now - last)
                     last = now

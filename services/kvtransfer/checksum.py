@@ -25,7 +25,27 @@ def block_checksums(payload: bytes, first_block: int, block_count: int, block_by
 
 def verify(payload: bytes, first_block: int, checksums: Sequence[bytes], block_bytes: int, *, when: str) -> None:
     """CorruptTransfer naming the first block whose bytes are not those that ``checksums`` were made from."""
-    found = block_checksums(payload, first_block, len(checksums), block_bytes)
+    compare(block_checksums(payload, first_block, len(checksums), block_bytes), first_block, checksums, when=when)
+
+
+def compare(found: Sequence[bytes], first_block: int, checksums: Sequence[bytes], *, when: str) -> None:
+    """CorruptTransfer naming the first block whose digest in ``found`` is not the one in ``checksums``."""
     for index, (got, expected) in enumerate(zip(found, checksums, strict=True)):
         if got != expected:
             raise CorruptTransfer(f"block {first_block + index} does not match its checksum {when}")
+
+
+def named_checksum(name: bytes, payload: bytes | memoryview) -> bytes:
+    """The digest of a block of the cache tier: its name is its place, so a block under another's name is wrong."""
+    return xxhash.xxh3_128_digest(payload, seed=xxhash.xxh3_64_intdigest(name))
+
+
+def head_checksum(head: bytes) -> bytes:
+    """8 bytes that guard what a file says of its payload."""
+    return xxhash.xxh3_64_digest(head)
+
+
+def verify_named(name: bytes, payload: bytes | memoryview, checksum: bytes, *, when: str) -> None:
+    """CorruptTransfer unless ``payload`` is what ``checksum`` was made from, under this name."""
+    if named_checksum(name, payload) != checksum:
+        raise CorruptTransfer(f"block {name.hex()} does not match its checksum {when}")

@@ -11,9 +11,13 @@ PROTOCOL_VERSION = 1
 OLDEST_PROTOCOL_VERSION = 1  # N and N-1 work together, so that a fleet can be upgraded worker by worker
 
 
-def identity(worker_id: str, epoch: int, card: ModelCard) -> KvHandshake:
+def identity(
+    worker_id: str, epoch: int, card: ModelCard, transports: tuple[str, ...] = (), host: str = ""
+) -> KvHandshake:
     """What a worker that serves ``card`` says of itself."""
-    return KvHandshake(worker_id, epoch, card.model, card.weights_hash, card.format, PROTOCOL_VERSION)
+    return KvHandshake(
+        worker_id, epoch, card.model, card.weights_hash, card.format, PROTOCOL_VERSION, (), transports, host
+    )
 
 
 def compare(mine: KvHandshake, theirs: KvHandshake) -> None:

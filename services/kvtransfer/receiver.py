@@ -6,22 +6,23 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
-from baton.core.api import Reservation
+from baton.core.api import WritableBlocks
 from baton.core.clock import Clock
-from baton.core.errors import BatonError, TransferRejected
+from baton.core.errors import BatonError, TransferRejected, TransportUnavailable
 from baton.core.telemetry import Meter
 from baton.core.types import Attempt, KvChunk, KvConfirmation, KvHandshake, Ticket
-from services.kvtransfer.checksum import verify
-from services.kvtransfer.config import ChecksumPolicy
 from services.kvtransfer.handshake import compare
-from services.kvtransfer.layout import filled_slots, pack, unpack
+from services.kvtransfer.series import ReceiverSeries
 from services.kvtransfer.tickets import TicketBook
+from services.kvtransfer.transport import Incoming, TransportName, transport_of
+
+NO_TRANSPORT = "none"  # what fails is no offer
 
 
 class Delivery:
     """One open ticket and the reservation that its blocks go into."""
 
-    def __init__(self, ticket: Ticket, reservation: Reservation, context_tokens: int) -> None:
+    def __init__(self, ticket: Ticket, reservation: WritableBlocks, context_tokens: int) -> None:
         self.ticket = ticket
         self.reservation = reservation
         self.context_tokens = context_tokens
@@ -55,16 +56,21 @@ class KvReceiver:
     """
 
     def __init__(
-        self, identity: KvHandshake, address: str, *, checksums: ChecksumPolicy, meter: Meter, clock: Clock
+        self,
+        identity: KvHandshake,
+        address: str,
+        tcp: Incoming,
+        *others: Incoming | None,
+        meter: Meter,
+        clock: Clock,
     ) -> None:
+        """``identity`` is what senders are answered; ``others``: the further transports that there are here."""
         self._identity = identity
-        self._checksums = checksums
+        self._transports = {each.name: each for each in (tcp, *others) if each is not None}
         self._clock = clock
         self._book = TicketBook(address, identity.epoch)
         self._deliveries: dict[Ticket, Delivery] = {}
-        self._received = meter.counter("kv_received_bytes", "KV bytes written into own blocks")
-        self._offer_seconds = meter.histogram("kv_offer_seconds", "From an offer's arrival to its acknowledgement")
-        self._failures = meter.counter("kv_receive_failures", "Refused or failed offers and confirmations", ("cause",))
+        self._series = ReceiverSeries(meter)
 
     @property
     def open_tickets(self) -> int:
@@ -72,7 +78,7 @@ class KvReceiver:
 
     @asynccontextmanager
     async def accept(
-        self, request_id: str, attempt: Attempt, reservation: Reservation, *, skip_blocks: int, context_tokens: int
+        self, request_id: str, attempt: Attempt, reservation: WritableBlocks, *, skip_blocks: int, context_tokens: int
     ) -> AsyncIterator[Delivery]:
         """Open a ticket for the blocks of ``context_tokens`` from ordinal ``skip_blocks`` on.
 
@@ -86,6 +92,8 @@ class KvReceiver:
         finally:
             self._book.close(ticket)
             del self._deliveries[ticket]
+            for transport in self._transports.values():
+                transport.abandon(ticket)
             await delivery.quiet()
 
     def require_complete(self, delivery: Delivery) -> None:
@@ -97,69 +105,63 @@ class KvReceiver:
             )
 
     async def handshake(self, hello: KvHandshake) -> KvHandshake:
-        with self._counting_failures():
+        with self._counting_failures(NO_TRANSPORT):
             compare(self._identity, hello)
         return self._identity
 
     async def offer(self, chunk: KvChunk) -> None:
         began = self._clock.now()
-        with self._counting_failures(), self._book.writing(chunk.ticket, chunk.first_block, chunk.block_count):
-            delivery = self._deliveries[chunk.ticket]
-            self._check_shape(chunk, delivery.context_tokens)
-            with delivery.writing():
-                await self._store(chunk, delivery.reservation)
-        delivery.bytes_received += len(chunk.payload)
-        self._received.add(len(chunk.payload))
-        self._offer_seconds.observe(self._clock.now() - began)
+        with self._counting_failures(_label(chunk)):
+            transport = self._transport(transport_of(chunk))
+            tokens = await self._store(transport, chunk)
+        size = tokens * (self._identity.format.block_bytes // self._identity.format.block_size)
+        self._series.received(transport.name, size, self._clock.now() - began)
 
     async def confirm(self, confirmation: KvConfirmation) -> None:
-        with self._counting_failures():
+        with self._counting_failures(NO_TRANSPORT):
             self._book.confirm(confirmation.ticket, confirmation.first_block, confirmation.block_count)
 
-    async def _store(self, chunk: KvChunk, reservation: Reservation) -> None:
-        layout = self._identity.format
-        blocks = unpack(chunk.payload, layout, chunk.block_count)
-        if self._checksums is ChecksumPolicy.OFF:
-            await reservation.write_blocks(chunk.first_block, blocks)
-            return
-        verify(chunk.payload, chunk.first_block, chunk.checksums, layout.block_bytes, when="as received")
-        stored = await _written_and_read_back(reservation, chunk.first_block, chunk.block_count, blocks)
-        packed = pack(stored, layout, filled_slots(chunk.payload, layout, chunk.block_count))
-        verify(packed, chunk.first_block, chunk.checksums, layout.block_bytes, when="as stored")
+    async def _store(self, transport: Incoming, chunk: KvChunk) -> int:
+        """The number of tokens that were stored."""
+        is_taken = False
+        try:
+            with self._book.writing(chunk.ticket, chunk.first_block, chunk.block_count):
+                delivery = self._deliveries[chunk.ticket]
+                tokens = self._tokens(chunk, delivery.context_tokens)
+                with delivery.writing():
+                    is_taken = True
+                    await transport.store(chunk, delivery.reservation, tokens)
+            delivery.bytes_received += tokens * (self._identity.format.block_bytes // self._identity.format.block_size)
+            return tokens
+        except TransferRejected:
+            if not is_taken:
+                transport.decline(chunk)
+            raise
 
-    def _check_shape(self, chunk: KvChunk, context_tokens: int) -> None:
-        """The payload holds exactly the tokens of its blocks; only the context's last block may be partly filled."""
-        layout = self._identity.format
-        begin = chunk.first_block * layout.block_size
-        end = min(context_tokens, begin + chunk.block_count * layout.block_size)
-        expected = (end - begin) * (layout.block_bytes // layout.block_size)
-        if len(chunk.payload) != expected:
-            raise TransferRejected(f"payload: tokens {begin}..{end - 1} are {expected} bytes, got {len(chunk.payload)}")
-        if self._checksums is not ChecksumPolicy.OFF and len(chunk.checksums) != chunk.block_count:
-            raise TransferRejected(
-                f"checksums: one for each of {chunk.block_count} blocks is required, got {len(chunk.checksums)}"
-            )
+    def _tokens(self, chunk: KvChunk, context_tokens: int) -> int:
+        """How many the chunk's blocks hold; only the context's last block may be partly filled."""
+        size = self._identity.format.block_size
+        begin = chunk.first_block * size
+        return min(context_tokens, begin + chunk.block_count * size) - begin
 
     @contextmanager
-    def _counting_failures(self) -> Iterator[None]:
+    def _counting_failures(self, transport: str) -> Iterator[None]:
         try:
             yield
         except BatonError as error:
-            self._failures.add(cause=error.reason)
+            self._series.failed(transport, error.reason)
             raise
 
+    def _transport(self, name: TransportName) -> Incoming:
+        found = self._transports.get(name)
+        if found is None:
+            raise TransportUnavailable(f"transport {name} is not open here")
+        return found
 
-async def _written_and_read_back(reservation: Reservation, first_block: int, block_count: int, blocks: bytes) -> bytes:
-    """Both at once: an engine takes them in order between two of its steps, so the check costs no further step.
 
-    Should a read ever overtake its write, the bytes would not verify: it fails closed.
-    """
-    write = asyncio.create_task(reservation.write_blocks(first_block, blocks))
-    read = asyncio.create_task(reservation.read_blocks(first_block, block_count))
+def _label(chunk: KvChunk) -> str:
+    """For metrics: what a peer says is not to make new ones."""
     try:
-        await write
-        return await read
-    finally:
-        write.cancel()
-        read.cancel()
-        await asyncio.gather(write, read, return_exceptions=True)
+        return transport_of(chunk)
+    except TransportUnavailable:
+        return NO_TRANSPORT

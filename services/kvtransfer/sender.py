@@ -4,125 +4,183 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from typing import TypeVar
 
 from baton.core.api import KvReceiverApi, PrefillRun
 from baton.core.clock import Clock
-from baton.core.errors import BatonError, InvalidRequest, PeerUnavailable, TransferRejected
+from baton.core.errors import BatonError, InvalidRequest, PeerUnavailable, TransferRejected, TransportUnavailable
 from baton.core.streams import closing
-from baton.core.telemetry import Meter
-from baton.core.types import FilledBlocks, KvChunk, KvConfirmation, KvHandshake, Ticket
-from services.kvtransfer.checksum import block_checksums
+from baton.core.telemetry import SILENT_TRACER, Meter, Tracer
+from baton.core.types import FilledBlocks, KvConfirmation, KvHandshake, Ticket
 from services.kvtransfer.circuit import Circuit
-from services.kvtransfer.config import ChecksumPolicy, KvTransferConfig
+from services.kvtransfer.config import KvTransferConfig
 from services.kvtransfer.handshake import compare
-from services.kvtransfer.layout import pack
+from services.kvtransfer.routes import Routes
+from services.kvtransfer.series import SenderSeries
+from services.kvtransfer.transport import Outgoing
 
 MAX_KNOWN_PEERS = 1024
+NO_TRANSPORT = "none"  # what fails is no offer
 
 Peer = tuple[str, int]  # address, epoch
 T = TypeVar("T")
 
 
 class KvSender:
-    """Ships blocks to the receivers that tickets name. ``receivers`` gives the receiver's API for a ticket."""
+    """Ships blocks to the receivers that tickets name. ``receivers`` gives the receiver's API for a ticket,
+    ``transports``: those that there are from here, best first."""
 
     def __init__(
         self,
         identity: KvHandshake,
         receivers: Callable[[Ticket], KvReceiverApi],
+        transports: Sequence[Outgoing],
         *,
         config: KvTransferConfig,
         meter: Meter,
         clock: Clock,
+        tracer: Tracer = SILENT_TRACER,
     ) -> None:
         self._identity = identity
         self._receivers = receivers
         self._config = config
         self._clock = clock
-        self._known: OrderedDict[Peer, None] = OrderedDict()
+        self._tracer = tracer
+        self._known: OrderedDict[Peer, KvHandshake] = OrderedDict()
         self._circuit = Circuit(clock, config.peer_rest_seconds)
-        self._sent = meter.counter("kv_sent_bytes", "KV bytes acknowledged by receivers")
-        self._seconds = meter.histogram("kv_transfer_latency_seconds", "From reading a chunk to its confirmation")
-        self._failures = meter.counter("kv_send_failures", "Failed hand-overs", ("cause",))
+        self._routes = Routes(transports, rest_seconds=config.transport_rest_seconds, meter=meter, clock=clock)
+        self._series = SenderSeries(meter)
 
-    async def connect(self, ticket: Ticket) -> None:
-        """Shake hands with the ticket's receiver unless that was done before.
+    async def connect(self, ticket: Ticket) -> KvHandshake:
+        """Shake hands with the ticket's receiver unless that was done before; what it said.
 
         TransferRejected names the field that does not fit, PeerUnavailable a receiver that is gone or was so just now.
         """
         peer = (ticket.receiver_address, ticket.receiver_epoch)
         if self._circuit.is_open(peer):
             raise PeerUnavailable(f"receiver {ticket.receiver_address} was lost a moment ago")
-        if peer in self._known:
+        known = self._known.get(peer)
+        if known is not None:
             self._known.move_to_end(peer)
-            return
-        answer = await self._answered(ticket, self._receivers(ticket).handshake(self._identity))
+            return known
+        answer = await self._answered(ticket, NO_TRANSPORT, self._receivers(ticket).handshake(self._identity))
         compare(self._identity, answer)
         if answer.epoch != ticket.receiver_epoch:
             raise TransferRejected(
                 f"receiver_epoch: the ticket names {ticket.receiver_epoch}, {ticket.receiver_address} is {answer.epoch}"
             )
-        self._known[peer] = None
+        self._known[peer] = answer
         while len(self._known) > MAX_KNOWN_PEERS:
             self._known.popitem(last=False)
+        return answer
 
     async def ship(self, ticket: Ticket, run: PrefillRun, skip_blocks: int) -> int:
-        """Offer and confirm every block of ``run`` from ordinal ``skip_blocks`` on; returns the bytes shipped.
+        """Offer every block of ``run`` from ordinal ``skip_blocks`` on, then confirm them; returns the bytes shipped.
 
-        Returns after the last confirmation. The caller keeps ``run`` open meanwhile, so a block is still pinned
-        whenever this confirms it. On any failure all offers under way are cancelled first.
+        One confirmation is enough for all: the caller keeps ``run`` open until this returns, so every block is still
+        pinned when it is confirmed. On any failure all offers under way are cancelled first.
         """
+        receiver = await self.connect(ticket)
+        best = await self._routes.choose(receiver)
         slots = asyncio.Semaphore(self._config.offers_in_flight)
-        shipped = 0
+        shipped = confirmable = 0
 
         async def hand_over(blocks: FilledBlocks) -> None:
-            nonlocal shipped
+            nonlocal shipped, confirmable
             try:
-                sent = await self._hand_over(ticket, run, blocks)
+                sent = await self._hand_over(ticket, receiver, run, blocks)
                 shipped += sent
+                confirmable += blocks.block_count
             finally:
                 slots.release()
 
         try:
-            async with asyncio.TaskGroup() as group, aclosing(self._messages(run, skip_blocks)) as messages:
+            async with (
+                asyncio.TaskGroup() as group,
+                aclosing(self._messages(run, skip_blocks, best)) as messages,
+            ):
                 async for blocks in messages:
                     await slots.acquire()
                     group.create_task(hand_over(blocks))
         except ExceptionGroup as failures:
-            raise _cause(failures) from failures
+            cause = _cause(failures)
+            if isinstance(cause, TransportUnavailable):  # there is no way to what it said it was: ask it anew
+                self._known.pop((ticket.receiver_address, ticket.receiver_epoch), None)
+            raise cause from failures
+        if confirmable:
+            confirmation = KvConfirmation(ticket, skip_blocks, confirmable)
+            way = best.receiver(receiver, self._receivers(ticket))
+            await self._answered(ticket, NO_TRANSPORT, way.confirm(confirmation))
         return shipped
 
-    async def _hand_over(self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks) -> int:
-        began = self._clock.now()
-        layout = self._identity.format
-        first, count = blocks.first_block, blocks.block_count
-        filled = blocks.tokens - (first + count - 1) * layout.block_size
-        payload = pack(bytes(await run.read_blocks(first, count)), layout, filled)  # no copy if it is bytes already
-        checksums: tuple[bytes, ...] = ()
-        if self._config.checksum_policy is not ChecksumPolicy.OFF:
-            checksums = block_checksums(payload, first, count, layout.block_bytes)
-        receiver = self._receivers(ticket)  # only now: a channel on which nothing runs may be closed meanwhile
-        await self._answered(ticket, receiver.offer(KvChunk(ticket, first, count, payload, checksums)))
-        await self._answered(ticket, receiver.confirm(KvConfirmation(ticket, first, count)))
-        self._sent.add(len(payload))
-        self._seconds.observe(self._clock.now() - began)
-        return len(payload)
+    async def _hand_over(self, ticket: Ticket, receiver: KvHandshake, run: PrefillRun, blocks: FilledBlocks) -> int:
+        """Offer blocks, by the next transport if one turns out not to work, which may take smaller offers.
 
-    async def _messages(self, run: PrefillRun, skip_blocks: int) -> AsyncGenerator[FilledBlocks, None]:
-        """The blocks of each offer: finished ones, without the skipped ones, cut to the message size."""
+        Returns their bytes.
+        """
         layout = self._identity.format
-        most = max(1, self._config.max_message_bytes // layout.block_bytes)
+        tokens = blocks.tokens - blocks.first_block * layout.block_size
+        size = tokens * (layout.block_bytes // layout.block_size)
+        while True:
+            transport = await self._routes.choose(receiver)
+            most = self._most_blocks(transport)
+            if blocks.block_count > most:
+                pieces = _pieces(blocks, most, layout.block_size)
+                return sum([await self._hand_over(ticket, receiver, run, piece) for piece in pieces])
+            began = self._clock.now()
+            try:
+                with self._watched(ticket, transport, blocks, size):
+                    chunk = await transport.chunk(ticket, run, blocks)
+                    # Only now: a channel on which nothing runs may be closed meanwhile.
+                    offer = transport.receiver(receiver, self._receivers(ticket)).offer(chunk)
+                    await self._answered(ticket, transport.name, offer)
+            except TransportUnavailable as error:
+                self._routes.fail(receiver, transport, error)
+            else:
+                self._series.sent(transport.name, size, self._clock.now() - began)
+                return size
+
+    @contextmanager
+    def _watched(self, ticket: Ticket, transport: Outgoing, blocks: FilledBlocks, size: int) -> Iterator[None]:
+        """One message's way, in numbers and as a span."""
+        span = self._tracer.span(
+            "kv hand-over",
+            request_id=ticket.request_id,
+            transport=transport.name.value,
+            first_block=blocks.first_block,
+            blocks=blocks.block_count,
+            bytes=size,
+        )
+        with self._series.in_flight(transport.name, blocks.block_count), span:
+            yield
+
+    async def _messages(
+        self, run: PrefillRun, skip_blocks: int, transport: Outgoing
+    ) -> AsyncGenerator[FilledBlocks, None]:
+        """The blocks of each offer: finished ones, without the skipped ones, as many as ``transport`` takes at most.
+
+        Offers of blocks that are there already grow from the size of the transport's first: where fronts digest, the
+        receiver begins early to copy while the next ones are digested, and many bytes take few offers.
+        """
+        most, at_first = self._most_blocks(transport), self._blocks_of(self._config.first_bytes(transport.name))
         async with closing(run.filled()) as filled:
             async for blocks in filled:
-                start, stop = max(blocks.first_block, skip_blocks), blocks.first_block + blocks.block_count
-                for first in range(start, stop, most):
-                    count = min(most, stop - first)
-                    yield FilledBlocks(first, count, min(blocks.tokens, (first + count) * layout.block_size))
+                count = min(at_first, most)
+                first, stop = max(blocks.first_block, skip_blocks), blocks.first_block + blocks.block_count
+                while first < stop:
+                    yield blocks.part(first, min(count, stop - first), self._identity.format.block_size)
+                    first += count
+                    count = min(2 * count, most)
 
-    async def _answered(self, ticket: Ticket, call: Awaitable[T]) -> T:
+    def _most_blocks(self, transport: Outgoing) -> int:
+        return self._blocks_of(self._config.most_bytes(transport.name))
+
+    def _blocks_of(self, size: int) -> int:
+        return max(1, size // self._identity.format.block_bytes)
+
+    async def _answered(self, ticket: Ticket, transport: str, call: Awaitable[T]) -> T:
         """The receiver's answer. A receiver that is gone or silent is PeerUnavailable and left alone for a while."""
         limit = asyncio.timeout(self._config.acknowledge_seconds)
         try:
@@ -132,22 +190,29 @@ class KvSender:
             if not limit.expired():
                 raise
             silent = f"receiver {ticket.receiver_address}: no answer within {self._config.acknowledge_seconds} s"
-            raise self._lost(ticket, PeerUnavailable(silent)) from error
+            raise self._lost(ticket, transport, PeerUnavailable(silent)) from error
         except PeerUnavailable as error:
-            raise self._lost(ticket, error) from error.__cause__
+            raise self._lost(ticket, transport, error) from error.__cause__
         except InvalidRequest as error:  # our message arrived damaged; it is no verdict on the client's request
-            self._failures.add(cause=error.reason)
+            self._series.failed(transport, error.reason)
             raise TransferRejected(f"receiver {ticket.receiver_address}: {error.message}") from error
         except BatonError as error:
-            self._failures.add(cause=error.reason)
+            self._series.failed(transport, error.reason)
             raise
 
-    def _lost(self, ticket: Ticket, error: PeerUnavailable) -> PeerUnavailable:
+    def _lost(self, ticket: Ticket, transport: str, error: PeerUnavailable) -> PeerUnavailable:
         peer = (ticket.receiver_address, ticket.receiver_epoch)
-        self._failures.add(cause=error.reason)
+        self._series.failed(transport, error.reason)
         self._known.pop(peer, None)
         self._circuit.trip(peer, error.message)
         return error
+
+
+def _pieces(blocks: FilledBlocks, most: int, block_size: int) -> Iterator[FilledBlocks]:
+    """The same blocks, ``most`` at a time."""
+    stop = blocks.first_block + blocks.block_count
+    for first in range(blocks.first_block, stop, most):
+        yield blocks.part(first, min(most, stop - first), block_size)
 
 
 def _cause(failures: ExceptionGroup[Exception]) -> Exception:

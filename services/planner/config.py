@@ -14,7 +14,7 @@ from services.process.config import ProcessConfig
 CACHE_ENTRY = re.compile(rf"(-?\d+)=({'|'.join(CacheClass)})(?::(\d{{1,9}}))?")
 CACHE_ENTRIES = f"must hold entries PRIORITY=CLASS or PRIORITY=CLASS:KEEP_TOKENS, CLASS one of {', '.join(CacheClass)}"
 
-POOL_ENTRIES = f"must hold entries tenant:NAME=LABEL or tier:TIER=LABEL, TIER one of {', '.join(Tier)}"
+POOL_ENTRIES = f"must hold entries tenant:NAME=LABEL, tier:TIER=LABEL or LABEL, TIER one of {', '.join(Tier)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ class PlannerConfig(ProcessConfig):
     max_chunk_tokens: int = 0  # of a prompt, that one step computes; 0: off
     max_seconds: float = 0.0  # of an answer, from its first plan to its end; 0: off
     cache_classes: tuple[str, ...] = ()
-    pools: tuple[
-        str, ...
-    ] = ()  # tenant:NAME=LABEL or tier:TIER=LABEL: their requests go to workers with the label only
+    # tenant:NAME=LABEL or tier:TIER=LABEL: their requests go to workers with the label, and nobody else's do; LABEL
+    # alone: those of tenants whose records name it.
+    pools: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         ProcessConfig.__post_init__(self)

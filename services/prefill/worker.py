@@ -11,15 +11,29 @@ from baton.core.deadline import Deadline
 from baton.core.errors import InvalidRequest, UnknownModel
 from baton.core.telemetry import Meter
 from baton.core.types import Candidate, PrefillRequest, PrefillResult
+from services.kvtransfer.economy import FetchEconomy
+from services.kvtransfer.fetcher import PrefixFetcher
 from services.kvtransfer.sender import KvSender
 
 
 class PrefillWorker:
     """Implements ``PrefillApi``. Everything that a call holds is tied to the call: nothing is pinned after it."""
 
-    def __init__(self, engine: EngineApi, sender: KvSender, me: Candidate, *, meter: Meter, clock: Clock) -> None:
+    def __init__(
+        self,
+        engine: EngineApi,
+        sender: KvSender,
+        fetcher: PrefixFetcher,
+        economy: FetchEconomy,
+        me: Candidate,
+        *,
+        meter: Meter,
+        clock: Clock,
+    ) -> None:
         self._engine = engine
         self._sender = sender
+        self._fetcher = fetcher
+        self._economy = economy
         self._me = me
         self._clock = clock
         self._computing = 0
@@ -40,10 +54,16 @@ class PrefillWorker:
 
     async def _prefill(self, request: PrefillRequest) -> PrefillResult:
         await self._sender.connect(request.ticket)
-        async with self._engine.prefill(request.tokens) as run:
+        found = self._fetcher.look_up(request.tokens)
+        async with self._engine.prefill(request.tokens, None if found is None else 0) as run:
+            if found is not None:
+                await self._fetcher.fetch(found, run)
+                run.start()
+            began = self._clock.now()
             with self._counted():
                 kv_bytes = await self._sender.ship(request.ticket, run, request.skip_blocks)
                 first = await run.first_token()
+            self._economy.computed(request.tokens.context_tokens - run.cached_tokens, self._clock.now() - began)
         return PrefillResult(first, self._me.worker_id, kv_bytes)
 
     @contextmanager

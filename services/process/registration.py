@@ -11,7 +11,7 @@ from baton.core.api import RegistryApi
 from baton.core.background import background
 from baton.core.clock import Clock
 from baton.core.errors import StateUnavailable
-from baton.core.types import EngineStats, ModelCard, ProcessRecord, WorkerState
+from baton.core.types import EngineStats, ModelCard, ProcessRecord, TierStats, WorkerState
 from baton.state.outage import RegistryOutage
 
 log = logging.getLogger(__name__)
@@ -32,6 +32,7 @@ class Registration:
         self._lease = lease
         self._record = record
         self._stats: Callable[[], EngineStats] = EngineStats
+        self._tier: Callable[[], TierStats | None] = lambda: None
         self._measured = (clock.now(), 0)  # when, and tokens generated until then
         self._outage = RegistryOutage(log, "carrying on")
 
@@ -54,6 +55,10 @@ class Registration:
         self._stats = stats
         self._measured = (self._clock.now(), stats().tokens_generated)
 
+    def describe_tier(self, stats: Callable[[], TierStats]) -> None:
+        """From now on the record says what the cache tier holds."""
+        self._tier = stats
+
     async def set_state(self, state: WorkerState) -> None:
         """Tell everyone now, not at the next heartbeat."""
         log.info("state", extra={"state": state.value})
@@ -62,7 +67,8 @@ class Registration:
 
     async def renew(self) -> None:
         beats = self._record.beats + 1
-        self._record = replace(self._record, stats=self._stats(), tokens_per_second=self._rate(), beats=beats)
+        stats, tier, rate = self._stats(), self._tier(), self._rate()
+        self._record = replace(self._record, stats=stats, tier=tier, tokens_per_second=rate, beats=beats)
         with self._outage.forgiven():
             await self._registry.register(self._record, self._lease)
 

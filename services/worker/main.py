@@ -23,9 +23,13 @@ from baton.rpc.kvreceiver import KvReceiverClient, kvreceiver_service
 from baton.rpc.link import EnginePulse, first_of
 from baton.rpc.prefill import PrefillClient, prefill_service
 from baton.rpc.serving import Service
+from baton.rpc.tier import TierClient, warm_service
 from baton.state.config import StateConfig
 from services.kvtransfer.config import KvTransferConfig
 from services.kvtransfer.handshake import identity
+from services.kvtransfer.offloader import Offloader
+from services.kvtransfer.tier_peer import RegisteredTier
+from services.kvtransfer.transports import Transports, open_transports
 from services.process.config import WorkerConfig
 from services.process.main import run_service
 from services.process.process import ServiceProcess, service_process
@@ -55,25 +59,68 @@ async def serve(role: Role, section: Section[WorkerConfig], arguments: Arguments
         loading = stack.enter_async_context(spawn_engine(settings.fill(ENGINE), on_progress=log.info))
         engine = await process.unless_stopped(loading)
         process.registration.describe(engine.card, lambda: engine.stats)
-        parts = _parts(process, engine, settings.fill(KVTRANSFER))
+        kvtransfer = settings.fill(KVTRANSFER)
+        transports = stack.enter_context(open_transports(engine, process.id, process.epoch, kvtransfer, process.clock))
+        tier = _tier(process, kvtransfer)
+        parts = _parts(process, engine, transports, kvtransfer, tier)
+        transports.receive(parts.receiver)
         await process.unless_stopped(warm_up(parts))
         await stack.enter_async_context(background(_report(process, engine), "engine series"))
         await stack.enter_async_context(background(_catalogue(process, engine), "block catalogue"))
+        await tier.look()
+        await stack.enter_async_context(background(tier.run(), "cache tier look-out"))
+        if kvtransfer.tier_offload_mb_per_second:
+            offloader = _offloader(process, engine, kvtransfer, tier, parts)
+            await stack.enter_async_context(background(offloader.run(), "cache tier offload"))
         async with process.serving(_services(process, engine, parts)):
             hangs = _engine_hang(engine, parts, process.clock, config.engine_stall_seconds)
             await first_of(process.stopping.wait(), _engine_end(engine), hangs)
 
 
-def _parts(process: ServiceProcess, engine: EngineClient, kvtransfer: KvTransferConfig) -> WorkerParts:
+def _tier(process: ServiceProcess, kvtransfer: KvTransferConfig) -> RegisteredTier:
+    def at(address: str) -> TierClient:
+        return TierClient(process.channels.get(address), kvtransfer.tier_answer_seconds)
+
+    return RegisteredTier(process.registry, at, process.clock, rest_seconds=kvtransfer.peer_rest_seconds)
+
+
+def _offloader(
+    process: ServiceProcess,
+    engine: EngineClient,
+    kvtransfer: KvTransferConfig,
+    tier: RegisteredTier,
+    parts: WorkerParts,
+) -> Offloader:
+    return Offloader(
+        engine,
+        engine.card.format,
+        tier,
+        parts.economy,
+        config=kvtransfer,
+        meter=process.meter,
+        clock=process.clock,
+    )
+
+
+def _parts(
+    process: ServiceProcess,
+    engine: EngineClient,
+    transports: Transports,
+    kvtransfer: KvTransferConfig,
+    tier: RegisteredTier,
+) -> WorkerParts:
     channels, limit = process.channels, kvtransfer.acknowledge_seconds
     return build_parts(
         engine,
         Candidate(process.id, process.address, process.epoch),
         receivers=lambda ticket: KvReceiverClient(channels.get(ticket.receiver_address), limit),
         prefill_peers=lambda candidate: PrefillClient(channels.get(candidate.address)),
+        transports=transports,
         kvtransfer=kvtransfer,
         meter=process.meter,
         clock=process.clock,
+        tiers=tier,
+        tracer=process.tracer,
     )
 
 
@@ -92,6 +139,7 @@ def _services(process: ServiceProcess, engine: EngineClient, parts: WorkerParts)
         ),
         prefill_service(parts.prefill),
         kvreceiver_service(parts.receiver),
+        warm_service(parts.warmer),
     )
 
 

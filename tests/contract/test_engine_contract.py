@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
@@ -50,6 +51,12 @@ class TestFakeOneStepAhead(FakeContract):
     def open(self, config: EngineConfig) -> AbstractAsyncContextManager[EngineClient]:
         card = fake_card(block_size=config.block_size)
         return threaded_engine(FakeRunner(card, config.kv_blocks, steps_ahead=1), config)
+
+
+class TestFakeOnADevice(FakeContract):
+    def open(self, config: EngineConfig) -> AbstractAsyncContextManager[EngineClient]:
+        on_device = replace(config, fake_pool="device")
+        return threaded_engine(fake_runner(on_device), on_device)
 
 
 class TestSpawnedFake(FakeContract):

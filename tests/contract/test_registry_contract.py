@@ -14,7 +14,7 @@ import pytest
 from baton.core.api import RegistryApi
 from baton.core.clock import SystemClock
 from baton.core.errors import StateUnavailable
-from baton.core.types import EngineStats, KvFormat, ModelCard, ProcessRecord, Role, WorkerState
+from baton.core.types import EngineStats, KvFormat, ModelCard, ProcessRecord, Role, TierStats, WorkerState
 from baton.state.config import StateConfig
 from baton.state.embedded import embedded_server
 from baton.state.redis_client import connect
@@ -34,6 +34,7 @@ RECORD = ProcessRecord(
     tokens_per_second=1.5,
     labels=("h200", "acme-only"),
     pools=("tenant:acme=acme-only",),
+    tier=TierStats(memory_blocks=1, hits=2),
 )
 
 

@@ -144,7 +144,7 @@ class Chaos:
         elif fault.kind is Kind.SLOW:
             proxy.bytes_per_second = SLOW_BYTES_PER_SECOND
         elif fault.kind is Kind.CORRUPT:
-            proxy.corrupt_next_kv(random.Random(fault.bits))
+            proxy.corrupt_next_offer(random.Random(fault.bits))
         else:
             proxy.hold(Barrier(random.Random(fault.bits).choice(list(Towards))))
 

@@ -24,7 +24,7 @@ class Kind(StrEnum):
     STOP = "stop"  # and go on after a while
     RESET = "reset"  # all connections to a worker
     SLOW = "slow"  # all connections to a worker, for a while
-    CORRUPT = "corrupt"  # one bit of the next KV to a worker
+    CORRUPT = "corrupt"  # one bit of the next offer to a worker
     HOLD = "hold"  # the calls of one connection to a worker, for a while
 
 

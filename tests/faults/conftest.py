@@ -54,8 +54,10 @@ class Bench:
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    context = deployment(tmp_path_factory.mktemp("deployment"), "engine.fake_step_ms=2")
+def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """Parameter: ``shm``, which workers of one host take by themselves, or ``tcp``, which is then the only one."""
+    only = ("kvtransfer.transports=tcp",) if request.param == "tcp" else ()
+    context = deployment(tmp_path_factory.mktemp("deployment"), "engine.fake_step_ms=2", *only)
     with asyncio.Runner() as runner:
         found = runner.run(context.__aenter__())
         try:

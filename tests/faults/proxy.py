@@ -17,16 +17,29 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+from google.protobuf.message import DecodeError
+
+from protos.baton.v1 import kvtransfer_pb2 as pb
+
 PREFACE_BYTES: Final = 24  # what an HTTP/2 client sends before its first frame
 HEAD_BYTES: Final = 9
 DATA: Final = 0
 REQUEST_BYTES: Final = 300  # from here on a frame holds a prompt; heartbeats and confirmations are smaller
 KV_BYTES: Final = 1024  # from here on it holds KV: the tests' prompts are shorter as tokens, and longer as KV
+MESSAGE_HEAD_BYTES: Final = 5  # gRPC's, before a message
 
 
 class Towards(StrEnum):
     SERVER = "server"
     CLIENT = "client"
+
+
+class Content(StrEnum):
+    """What a frame carries to a worker."""
+
+    PROMPT = "prompt"
+    OFFER = "offer"  # of KV: the bytes, or a part of them, or the names of blocks in shared memory
+    REST = "rest"
 
 
 class Frame(NamedTuple):
@@ -41,30 +54,41 @@ class Frame(NamedTuple):
     def payload_bytes(self) -> int:
         return len(self.body) if self.kind == DATA else 0
 
+    @property
+    def content(self) -> Content:
+        if self.payload_bytes >= KV_BYTES or (self.kind == DATA and _names_blocks(self.body)):
+            return Content.OFFER
+        return Content.PROMPT if self.payload_bytes >= REQUEST_BYTES else Content.REST
+
+
+def _names_blocks(body: bytes) -> bool:
+    try:
+        offer = pb.OfferRequest.FromString(body[MESSAGE_HEAD_BYTES:])
+    except DecodeError:
+        return False
+    return bool(offer.ticket.request_id and offer.source.blocks)
+
 
 @dataclass
 class Barrier:
     """Holds a phase: from the first frame that fits, nothing of its connection's calls passes in this direction.
 
-    The frame is DATA of ``least`` to ``most`` bytes ``towards`` one end; with ``after_kv`` the connection has carried
-    KV to the server before, with ``after_request`` a prompt. One barrier may stand at several proxies: the first frame
-    that comes is held, and no other.
+    The frame is DATA ``towards`` one end, with this ``content`` if one is given; the connection has carried ``after``
+    to the server, at the latest with this frame. One barrier may stand at several proxies: the first frame that comes
+    is held, and no other.
     """
 
     towards: Towards
-    least: int = 1
-    most: int = 2**24
-    after_kv: bool = False
-    after_request: bool = False
+    content: Content | None = None
+    after: Content | None = None
     reached: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def holds(self, frame: Frame, pipe: _Pipe) -> bool:
         if self.reached.done() or pipe.towards is not self.towards:
             return False
-        if not self.least <= frame.payload_bytes <= self.most:
+        if not frame.payload_bytes or self.content not in (None, frame.content):
             return False
-        seen = pipe.link.largest_to_server
-        return seen >= max(KV_BYTES * self.after_kv, REQUEST_BYTES * self.after_request)
+        return self.after is None or self.after in pipe.link.carried
 
 
 @dataclass(eq=False)
@@ -73,7 +97,7 @@ class _Link:
 
     caller: asyncio.StreamWriter
     server: asyncio.StreamWriter
-    largest_to_server: int = 0
+    carried: set[Content] = field(default_factory=set[Content])  # to the server
     pipes: list[_Pipe] = field(default_factory=list)
 
     def reset(self) -> None:
@@ -114,7 +138,7 @@ class _Pipe:
 
     def _pass(self, frame: Frame) -> None:
         if self.towards is Towards.SERVER:
-            self.link.largest_to_server = max(self.link.largest_to_server, frame.payload_bytes)
+            self.link.carried.add(frame.content)
             self.proxy.note(frame)
         if self.proxy.barrier is not None and self.proxy.barrier.holds(frame, self):
             self.is_held = True
@@ -172,8 +196,8 @@ class Proxy:
         for link in tuple(self._links):
             link.reset()
 
-    def corrupt_next_kv(self, bits: random.Random) -> None:
-        """One bit, chosen by ``bits``, of the next frame with KV is flipped."""
+    def corrupt_next_offer(self, bits: random.Random) -> None:
+        """One bit, chosen by ``bits``, of the next frame of an offer is flipped."""
         self._bits = bits
 
     def forget(self) -> None:
@@ -182,7 +206,7 @@ class Proxy:
     # --- called by the pipes ------------------------------------------------------------------------------------------
 
     def note(self, frame: Frame) -> None:
-        self.prompts += REQUEST_BYTES <= frame.payload_bytes < KV_BYTES
+        self.prompts += frame.content is Content.PROMPT
 
     async def slowed(self, size: int) -> None:
         """The time that ``size`` bytes take on a slow link."""
@@ -190,7 +214,7 @@ class Proxy:
             await asyncio.sleep(size / self.bytes_per_second)
 
     def falsified(self, frame: Frame, towards: Towards) -> bytes:
-        if self._bits is None or towards is not Towards.SERVER or frame.payload_bytes < KV_BYTES:
+        if self._bits is None or towards is not Towards.SERVER or frame.content is not Content.OFFER:
             return frame.body
         bit, self._bits = self._bits.randrange(8 * len(frame.body)), None
         self.corrupted += 1

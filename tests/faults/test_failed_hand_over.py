@@ -14,6 +14,7 @@ from baton.core.types import KvChunk, KvConfirmation, PrefillMode, PrefillReques
 from baton.engine.runner import Part
 from services.kvtransfer.checksum import block_checksums
 from services.kvtransfer.config import KvTransferConfig
+from tests.chunks import swapped
 from tests.networks import NetworkFactory
 from tests.stack import ENGINE, Answer, OfferGate, Stack, tokens
 
@@ -23,6 +24,12 @@ REQUEST = tokens(200, seed=5, logprobs=2)
 @pytest.fixture(params=[0, 1], ids=["in step", "one step ahead"], autouse=True)
 def steps_ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Stack, "steps_ahead", request.param)
+
+
+@pytest.fixture(params=["shm", "tcp"], autouse=True)
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(Stack, "transports", ("shm", "tcp") if request.param == "shm" else ("tcp",))
+    return request.param
 
 
 async def check(stack: Stack, answer: Answer, *, by: str | None) -> None:
@@ -203,13 +210,6 @@ def test_result_without_all_blocks_confirmed_is_not_believed(network: NetworkFac
     asyncio.run(run())
 
 
-def swapped(chunk: KvChunk) -> KvChunk:
-    """The chunk with its first two blocks exchanged."""
-    size = len(chunk.payload) // chunk.block_count
-    payload = chunk.payload[size : 2 * size] + chunk.payload[:size] + chunk.payload[2 * size :]
-    return replace(chunk, payload=payload)
-
-
 def test_corrupt_chunk_is_refused_and_another_prefill_asked(network: NetworkFactory) -> None:
     async def run() -> None:
         async with Stack(network=network, prefill=2) as stack:
@@ -242,7 +242,7 @@ def test_without_checksums_wrong_bytes_are_what_decode_computes_from(network: Ne
     """Decode does not quietly recompute: with checksums off it meets exchanged blocks (the fake engine notices)."""
 
     async def run() -> None:
-        unchecked = KvTransferConfig(checksums="off", max_message_bytes=512)
+        unchecked = KvTransferConfig(checksums="off", max_message_bytes=512, max_mapped_bytes=512)
         async with Stack(network=network, kvtransfer=unchecked) as stack:
             offers = stack.workers["decode-0"].offers
             offers.on_offer = lambda chunk: swapped(chunk) if chunk.first_block == 0 else chunk
@@ -284,7 +284,7 @@ def test_chunk_of_a_given_up_attempt_is_refused_while_the_next_one_runs(network:
                 wrong = bytes(len(old.payload))
                 size = len(wrong) // old.block_count
                 checksums = block_checksums(wrong, old.first_block, old.block_count, size)
-                late = replace(old, payload=wrong, checksums=checksums)
+                late = replace(old, payload=wrong, checksums=checksums) if wrong else swapped(old)
                 with pytest.raises(TransferRejected) as error:
                     await offers.inner.offer(late)
                 refused.append(error.value.message)

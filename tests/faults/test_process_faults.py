@@ -16,9 +16,12 @@ from baton.core.types import Attempt, KvChunk, Role, Ticket
 from baton.rpc.kvreceiver import KvReceiverClient
 from tests.faults.conftest import Bench
 from tests.faults.deployment import Deployment, content
-from tests.faults.proxy import KV_BYTES, Barrier, Towards
+from tests.faults.proxy import Barrier, Content, Towards
 
 FROZEN_SECONDS = 10.0
+
+by_shared_memory = pytest.mark.parametrize("bench", ["shm"], indirect=True)
+by_each_transport = pytest.mark.parametrize("bench", ["shm", "tcp"], indirect=True)
 
 
 async def exact(found: Deployment, request: GenerateRequest, answer: asyncio.Task[Answer] | None = None) -> None:
@@ -28,12 +31,13 @@ async def exact(found: Deployment, request: GenerateRequest, answer: asyncio.Tas
     assert content(got) == content(await found.client.ask(request))
 
 
+@by_each_transport
 @pytest.mark.parametrize("at", [Towards.SERVER, Towards.CLIENT])
 def test_connection_reset_in_the_middle_of_a_hand_over_costs_no_token(bench: Bench, at: Towards) -> None:
     async def act(found: Deployment) -> None:
         request = bench.story()
-        least = KV_BYTES if at is Towards.SERVER else 1
-        barrier = found.hold(Role.DECODE, Barrier(at, least, after_kv=True))
+        held = Content.OFFER if at is Towards.SERVER else None
+        barrier = found.hold(Role.DECODE, Barrier(at, held, after=Content.OFFER))
         asking = asyncio.create_task(found.client.ask(request))
         await asyncio.wait({asking, barrier.reached}, return_when=asyncio.FIRST_COMPLETED)
         found.proxies[barrier.reached.result()].reset()
@@ -43,6 +47,7 @@ def test_connection_reset_in_the_middle_of_a_hand_over_costs_no_token(bench: Ben
     bench.run(act)
 
 
+@by_shared_memory
 def test_every_connection_reset_while_tokens_stream_costs_no_token(bench: Bench) -> None:
     async def act(found: Deployment) -> None:
         request = bench.story(max_tokens=200)
@@ -57,13 +62,14 @@ def test_every_connection_reset_while_tokens_stream_costs_no_token(bench: Bench)
     bench.run(act)
 
 
+@by_each_transport
 @pytest.mark.parametrize("seed", range(6))
-def test_one_flipped_bit_of_a_chunk_is_never_decoded(bench: Bench, seed: int) -> None:
+def test_one_flipped_bit_of_an_offer_is_never_decoded(bench: Bench, seed: int) -> None:
     async def act(found: Deployment) -> None:
         request = bench.story()
         decoders = [proxy for name, proxy in found.proxies.items() if found.roles[name] is Role.DECODE]
         for proxy in decoders:
-            proxy.corrupt_next_kv(random.Random(seed))
+            proxy.corrupt_next_offer(random.Random(seed))
         answer = await found.client.ask(request)
         assert sum(proxy.corrupted for proxy in decoders) >= 1
         await found.heal()
@@ -72,6 +78,7 @@ def test_one_flipped_bit_of_a_chunk_is_never_decoded(bench: Bench, seed: int) ->
     bench.run(act)
 
 
+@by_shared_memory
 def test_chunk_for_a_former_life_of_the_process_at_this_address_is_refused(bench: Bench) -> None:
     async def act(found: Deployment) -> None:
         before = (await found.workers())["decode-0"]
@@ -87,6 +94,7 @@ def test_chunk_for_a_former_life_of_the_process_at_this_address_is_refused(bench
     bench.run(act)
 
 
+@by_each_transport
 def test_slow_link_costs_time_and_no_token(bench: Bench) -> None:
     async def act(found: Deployment) -> None:
         request = bench.story()
@@ -97,6 +105,7 @@ def test_slow_link_costs_time_and_no_token(bench: Bench) -> None:
     bench.run(act)
 
 
+@by_shared_memory
 def test_more_requests_than_the_receivers_have_blocks_for_are_all_answered(bench: Bench) -> None:
     async def act(found: Deployment) -> None:
         requests = [bench.story(max_tokens=300) for _ in range(50)]  # 50 x 31 blocks, of 2 x 600
@@ -107,6 +116,7 @@ def test_more_requests_than_the_receivers_have_blocks_for_are_all_answered(bench
     bench.run(act)
 
 
+@by_shared_memory
 def test_redis_frozen_for_ten_seconds_is_noticed_by_nobody(bench: Bench) -> None:
     async def act(found: Deployment) -> None:
         pids = {name: process.pid for name, process in found.fleet.started.items()}
@@ -126,6 +136,7 @@ def test_redis_frozen_for_ten_seconds_is_noticed_by_nobody(bench: Bench) -> None
     bench.run(act)
 
 
+@by_shared_memory
 def test_redis_restarted_empty_is_filled_again_and_nothing_restarts(bench: Bench) -> None:
     async def act(found: Deployment) -> None:
         epochs = {name: record.epoch for name, record in (await found.fleet.records()).items()}

@@ -18,7 +18,7 @@ from baton.client.answer import Answer, Choice
 from baton.core.types import GenerateRequest, Role
 from tests.faults.conftest import Bench
 from tests.faults.deployment import Deployment, content
-from tests.faults.proxy import KV_BYTES, REQUEST_BYTES, Barrier, Towards
+from tests.faults.proxy import Barrier, Content, Towards
 
 TRIES = 3
 KILL, TERM, STOP = signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP
@@ -33,11 +33,11 @@ class Phase:
 
 
 PHASES = {
-    "opened": Phase(Role.DECODE, lambda: Barrier(Towards.SERVER, REQUEST_BYTES, KV_BYTES - 1)),
-    "asked": Phase(Role.PREFILL, lambda: Barrier(Towards.SERVER, REQUEST_BYTES, KV_BYTES - 1)),
-    "offered": Phase(Role.DECODE, lambda: Barrier(Towards.SERVER, KV_BYTES)),
-    "acknowledged": Phase(Role.DECODE, lambda: Barrier(Towards.CLIENT, after_kv=True)),
-    "prefilled": Phase(Role.PREFILL, lambda: Barrier(Towards.CLIENT, after_request=True)),
+    "opened": Phase(Role.DECODE, lambda: Barrier(Towards.SERVER, Content.PROMPT)),
+    "asked": Phase(Role.PREFILL, lambda: Barrier(Towards.SERVER, Content.PROMPT)),
+    "offered": Phase(Role.DECODE, lambda: Barrier(Towards.SERVER, Content.OFFER)),
+    "acknowledged": Phase(Role.DECODE, lambda: Barrier(Towards.CLIENT, after=Content.OFFER)),
+    "prefilled": Phase(Role.PREFILL, lambda: Barrier(Towards.CLIENT, after=Content.PROMPT)),
     "streaming": Phase(None, lambda: Barrier(Towards.CLIENT)),
 }
 
@@ -81,15 +81,17 @@ def victim(found: Deployment, service: str) -> str:
     return "redis" if service == "redis" else f"{service}-0"
 
 
+# By shared memory, which workers of one host take, and what a transport has a part in by TCP as well.
 WORKER_CASES = [
-    (phase, service, number)
-    for phase in PHASES
+    (transport, phase, service, number)
+    for transport, phases in (("shm", tuple(PHASES)), ("tcp", ("offered", "acknowledged")))
+    for phase in phases
     for service in ("prefill", "decode")
     for number in (KILL, TERM, STOP)
     if not (service == "prefill" and phase in ("opened", "streaming"))
 ]
 OTHER_CASES = [
-    ("offered", service, number)
+    ("shm", "offered", service, number)
     for service in ("planner", "kvtransfer", "gateway", "redis")
     for number in (KILL, TERM, STOP)
     if (service, number) != ("redis", TERM)
@@ -97,8 +99,12 @@ OTHER_CASES = [
 
 
 @pytest.mark.parametrize(
-    ("phase", "service", "number"),
-    [pytest.param(*case, id=f"{case[1]}-{case[2].name}-{case[0]}") for case in (*WORKER_CASES, *OTHER_CASES)],
+    ("bench", "phase", "service", "number"),
+    [
+        pytest.param(*case, id=f"{case[2]}-{case[3].name}-{case[1]}-{case[0]}")
+        for case in sorted((*WORKER_CASES, *OTHER_CASES), key=lambda case: case[0])
+    ],
+    indirect=["bench"],
 )
 def test_answer_survives_a_signal_to_each_service_in_each_phase(
     bench: Bench, phase: str, service: str, number: signal.Signals

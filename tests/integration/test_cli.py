@@ -89,6 +89,7 @@ def test_status_lists_every_process_with_its_fields(running: Baton) -> None:
         assert blocks["free"] + blocks["cached"] == blocks["total"] == 500
         assert {"queued", "running", "tokens_per_second"} <= set(found[worker])
         assert (found[worker]["queued"], found[worker]["running"]) == (0, 0)
+    assert {"memory_bytes", "disk_bytes", "hits", "misses"} <= set(found["kvtransfer-0"]["tier"])
     table = running.run("status").stdout.splitlines()
     assert table[0].split()[:3] == ["process", "state", "pid"]
     assert [row.split()[0] for row in table[2:]] == list(found)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import subprocess
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 
-from baton.cli.launcher import Child
 from baton.client import Client, GenerateChunk, ResumePolicy
 from baton.client.answer import Answer, collect
 from baton.core.types import FinishReason, GenerateRequest, Role, Sampling, StopRules
-from tests.launched import RunningStack, running_stack
+from tests.gateways import gateway_of, second_gateway
+from tests.launched import running_stack
 
 SLOW = "engine.fake_step_ms=10"
 ASK = GenerateRequest(
@@ -26,10 +25,6 @@ ASK = GenerateRequest(
     timeout=100,
 )
 LARGEST_MB = 200
-
-
-def gateway_of(running: RunningStack) -> Child:
-    return next(child for child in running.stack.children if child.role is Role.GATEWAY)
 
 
 async def replayed(chunks: list[GenerateChunk]) -> AsyncIterator[GenerateChunk]:
@@ -75,9 +70,9 @@ def test_a_client_hides_the_death_of_its_gateway() -> None:
     async def main() -> None:
         async with running_stack("fake", SLOW) as running:
             wanted = await running.client.ask(ASK)
-            gateway, other = gateway_of(running), second_gateway(running)
-            try:
-                addresses = [running.stack.record.gateway, await address_of(running, "gateway-9")]
+            gateway = gateway_of(running)
+            async with second_gateway(running) as other:
+                addresses = [running.stack.record.gateway, other]
                 patient = ResumePolicy(attempts=20, first_pause=0.05)
                 async with Client(addresses, running.stack.record.key, resume=patient) as client:
                     got: list[GenerateChunk] = []
@@ -88,9 +83,6 @@ def test_a_client_hides_the_death_of_its_gateway() -> None:
                                 gateway.process.kill()
                 same(await collect(replayed(got), 1), wanted)
                 await running.assert_idle()
-            finally:
-                other.terminate()
-                assert await asyncio.to_thread(other.wait, 60) == 0
 
     asyncio.run(main())
 
@@ -99,24 +91,3 @@ def same(mine: Answer, wanted: Answer) -> None:
     [one], [other] = mine.choices, wanted.choices
     assert (one.token_ids, one.logprobs, one.finish) == (other.token_ids, other.logprobs, other.finish)
     assert one.usage.completion_tokens == other.usage.completion_tokens
-
-
-def second_gateway(running: RunningStack) -> subprocess.Popen[bytes]:
-    """Another gateway process of the same stack, with the first one's settings."""
-    first = gateway_of(running).process
-    variables = Path(f"/proc/{first.pid}/environ").read_bytes().split(b"\0")
-    environment = dict(entry.decode().split("=", 1) for entry in variables if b"=" in entry)
-    command = [str(part) for part in first.args]  # type: ignore[union-attr]
-    command[command.index("--id") + 1] = "gateway-9"
-    log = gateway_of(running).log.with_name("gateway-9.log").open("wb")
-    with log:
-        return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-
-
-async def address_of(running: RunningStack, process_id: str) -> str:
-    async with asyncio.timeout(60):
-        while True:
-            for record in await running.stack.registry.processes():
-                if record.id == process_id and record.state == "ready":
-                    return record.address
-            await asyncio.sleep(0.05)

@@ -15,13 +15,16 @@ from baton.engine.config import EngineConfig
 from gateway.fanout import choice_seed
 from services.kvtransfer.config import KvTransferConfig
 from tests.answers import Answer
+from tests.chunks import swapped, with_last_block_of
 from tests.gates import GENEROUS_SECONDS
 from tests.networks import StackWorker, WireNetwork
 from tests.real_engines import SAMPLINGS, UNLIKE, VOCABULARY, alone, gated, prompt, real_config, request, varied
 from tests.stack import PRINCIPAL, Stack
 
 PROMPT = prompt(70, salt=5)  # four blocks of 16 and a part; longer than the sliding window
-MESSAGES = KvTransferConfig(max_message_bytes=200_000, acknowledge_seconds=GENEROUS_SECONDS)  # some blocks each
+MESSAGES = KvTransferConfig(  # some blocks each
+    max_message_bytes=200_000, max_mapped_bytes=200_000, acknowledge_seconds=GENEROUS_SECONDS
+)
 
 
 def small(name: str) -> EngineConfig:
@@ -171,12 +174,6 @@ def test_several_choices_are_the_requests_with_the_derived_seeds(name: str) -> N
 WHOLE = replace(MESSAGES, checksums="off")  # with one step and one message a prompt, so that an offer holds all blocks
 
 
-def swapped(chunk: KvChunk) -> KvChunk:
-    """The first two blocks of an offer in each other's place."""
-    size = len(chunk.payload) // chunk.block_count
-    return replace(chunk, payload=chunk.payload[size : 2 * size] + chunk.payload[:size] + chunk.payload[2 * size :])
-
-
 class Exchange:
     """Holds an offer until another one has come, and gives each the last block of the other."""
 
@@ -190,8 +187,7 @@ class Exchange:
         if len(self._offers) == 2:
             self._both.set()
         await self._both.wait()
-        size = len(chunk.payload) // chunk.block_count
-        return replace(chunk, payload=chunk.payload[:-size] + self._offers[1 - mine].payload[-size:])
+        return with_last_block_of(chunk, self._offers[1 - mine])
 
 
 @pytest.mark.parametrize("name", UNLIKE)

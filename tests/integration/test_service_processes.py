@@ -44,12 +44,18 @@ WORKER_SERIES = (
     "kv_transfer_latency_seconds",
     "kv_receive_failures",
     "kv_send_failures",
+    "tier_fetch_seconds",
+    "tier_fetched_bytes",
+    "tier_fetch_failures",
+    "tier_offloaded_bytes",
+    "tier_offload_dropped",
 )
+TIER_SERIES = ("tier_blocks", "tier_bytes", "tier_pinned_blocks", "tier_hits", "tier_misses", "tier_corrupt")
 SHOWN = {
     "decode-0": WORKER_SERIES,
     "prefill-0": WORKER_SERIES,
     "planner-0": ("plans", "plans_refused", "plan_seconds"),
-    "kvtransfer-0": ("catalogue_blocks", "catalogue_peers"),
+    "kvtransfer-0": ("catalogue_blocks", "catalogue_peers", *TIER_SERIES),
 }
 SHOWN_BY_ALL = ("rpc_requests", "rpc_errors", "rpc_duration_seconds")
 
@@ -118,8 +124,11 @@ def test_fleet_serves_and_shows_what_it_does(tmp_path: Path) -> None:
             assert stats.prompt_tokens_computed == before
             assert stats.free_blocks + stats.cached_blocks == stats.total_blocks == 2000
             metrics = await page(records["decode-0"], "/metrics")
-            assert series(metrics, "baton_kv_received_bytes_total") == 200 * 16
-            assert series(await page(records["prefill-0"], "/metrics"), "baton_kv_sent_bytes_total") == 200 * 16
+            assert series(metrics, 'baton_kv_received_bytes_total{transport="shm"}') == 200 * 16
+            assert (
+                series(await page(records["prefill-0"], "/metrics"), 'baton_kv_sent_bytes_total{transport="shm"}')
+                == 200 * 16
+            )
             directory = DirectoryClient(found.channels.get(records["kvtransfer-0"].address))
 
             async def announced() -> bool:

@@ -9,15 +9,34 @@ import pytest
 
 from baton.client.answer import Choice, collect
 from baton.core.streams import closing
-from baton.core.types import GenerateRequest, Principal, Role, StopRules, Tier, Usage
+from baton.core.types import (
+    Account,
+    GenerateRequest,
+    KeyRecord,
+    Organisation,
+    Principal,
+    Role,
+    StopRules,
+    Tenant,
+    Tier,
+    Usage,
+)
 from protos.baton.v1 import gateway_pb2
 from services.planner.config import PlannerConfig
 from tests.networks import DirectNetwork, NetworkFactory, WireNetwork
 from tests.stack import PRINCIPAL, Stack
 
-OTHER = Principal("zeta", "tests", salt=b"salt of zeta", tier=Tier.GOLD)
+ZETA = Tenant("zeta", "zeta", Tier.GOLD)
+
+
+def principal_of(tenant: Tenant) -> Principal:
+    account = Account(Organisation(tenant.organisation), tenant, KeyRecord("tests", tenant.name, "", ""))
+    return Principal(tenant.name, "tests", salt=b"salt of zeta", account=account)
+
+
+OTHER = principal_of(ZETA)
 PROMPT = tuple(range(10, 91))  # five blocks of 16 and a token
-SECRETS = {"salt", "tenant", "tier", "priority"}
+SECRETS = {"salt", "tenant", "tier", "priority", "tenant_max_blocks", "pool"}
 both_networks = pytest.mark.parametrize("network", [DirectNetwork, WireNetwork])
 
 
@@ -103,7 +122,7 @@ def test_a_tier_reaches_the_engines_of_both_roles() -> None:
 
                 worker.engine.reserve = note  # type: ignore[method-assign]
                 worker.engine.prefill = note_prefill  # type: ignore[method-assign]
-            await ask(stack, replace(OTHER, tier=Tier.SILVER))
+            await ask(stack, principal_of(replace(ZETA, tier=Tier.SILVER)))
         assert seen == {"decode-0": {("zeta", Tier.SILVER)}, "prefill-0": {("zeta", Tier.SILVER)}}
 
     asyncio.run(run())

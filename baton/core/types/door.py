@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from baton.core.types.tenancy import Tier
+from baton.core.types.quota import QuotaBalance
+from baton.core.types.tenancy import Account, KeyRecord, Organisation, Tenant
 from baton.core.types.tokens import FinishReason, Placement, Sampling, StopRules, TokenLogprob, Usage
 
 
@@ -44,6 +45,7 @@ class GenerateChunk:
     """A piece of the answer for choice ``index``. The last chunk of a choice has ``finish`` and ``usage``.
 
     ``text`` may lag behind ``token_ids`` (bytes split over tokens, possible stop strings); ``migrations`` counts hops.
+    ``quota``, with an answer's first chunk: what is left of the limits that hold for the caller.
     ``limit`` names what ended an answer with finish ``length`` when it was not the request's own limit but one that the
     plan set ("max_tokens").
     """
@@ -58,6 +60,7 @@ class GenerateChunk:
     usage: Usage | None = None
     placement: Placement | None = None
     migrations: int = 0
+    quota: tuple[QuotaBalance, ...] = ()
     limit: str = ""
 
 
@@ -77,10 +80,21 @@ class ModelInfo:
 @dataclass(frozen=True, slots=True)
 class Principal:
     """Who is calling: made by the gateway from an API key, never by a client. Higher ``priority`` is served first among
-    the tenant's requests; the ``tier`` is the tenant's own."""
+    the tenant's requests.
+
+    ``account`` None: nobody has recorded this tenant, so nothing limits it but our capacity.
+    """
 
     tenant: str
     key_id: str
     salt: bytes = field(default=b"", repr=False)
     priority: int = 0
-    tier: Tier = Tier.BRONZE
+    account: Account | None = None
+
+    @property
+    def payer(self) -> Account:
+        """Whose quotas the caller's requests draw on."""
+        if self.account is not None:
+            return self.account
+        unlimited = Tenant(self.tenant, organisation=self.tenant)
+        return Account(Organisation(self.tenant), unlimited, KeyRecord(self.key_id, self.tenant, "", ""))

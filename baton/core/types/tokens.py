@@ -120,8 +120,10 @@ class TokenRequest:
     logprobs: int | None = None  # None: none; 0: the drawn token only; n: with the n likeliest
     prompt_logprobs: int | None = None
     priority: int = 0  # higher goes first among its tenant's
-    tenant: str = ""  # whose share of a worker it uses; as the tier and the salt, set by the gateway and nobody else
+    # Whose share of a worker it uses, and what that is; set by the gateway and nobody else, as the salt is.
+    tenant: str = ""
     tier: Tier = Tier.BRONZE
+    tenant_max_blocks: int | None = None  # KV blocks that the tenant may hold of a worker; None: as the worker is set
     salt: bytes = b""
     timeout: float | None = None  # seconds left when it was sent
     attention_window: int | None = None  # a token sees so many at most, itself included; None: as the model does

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from baton.core.types.tokens import Attempt
 
@@ -29,8 +29,20 @@ class KvFormat:
 
 
 @dataclass(frozen=True, slots=True)
+class LocalDoor:
+    """A socket on one host, where a sender brings its pool. Its owner gives the token to those whom it lets in."""
+
+    address: str
+    token: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class KvHandshake:
-    """Says who speaks and what it can do; compared field by field, a difference is refused by name."""
+    """Says who speaks and what it can do; compared field by field, a difference is refused by name.
+
+    ``transports`` empty: "tcp" alone, as a worker says that knows no other. ``host`` names the running system of the
+    speaker's host. ``door`` is only in a receiver's answer.
+    """
 
     worker_id: str
     epoch: int
@@ -39,6 +51,9 @@ class KvHandshake:
     format: KvFormat
     protocol_version: int = 1
     features: tuple[str, ...] = ()
+    transports: tuple[str, ...] = ()
+    host: str = ""
+    door: LocalDoor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +67,40 @@ class Ticket:
 
 
 @dataclass(frozen=True, slots=True)
+class DevicePool:
+    """A KV pool in GPU memory, by what another process of the host needs to map it.
+
+    ``handle`` is the driver's name of the allocation that the pool lies in, ``offset`` where in it the pool begins.
+    ``device`` names the GPU, the same in every process.
+    """
+
+    handle: bytes = field(repr=False)
+    offset: int
+    size: int
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class KvSource:
+    """Where blocks stand in the pool of the worker of that ``epoch``.
+
+    ``transport`` is how the receiver is to get them. With "nccl" they come as message ``number`` of ``link``, which the
+    receiver joins by ``invitation`` if it does not know it.
+    """
+
+    epoch: int
+    blocks: tuple[int, ...]
+    transport: str = "shm"
+    link: int = 0
+    number: int = 0
+    invitation: bytes = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class KvChunk:
     """Consecutive KV blocks of one request, as bytes in the pool's layout; unused token slots at the end are left out.
 
+    In place of a ``payload`` a ``source`` says from where the receiver, who has mapped that pool, is to copy them.
     ``first_block`` is the ordinal in the sequence (block 0 holds positions 0..block_size-1), ``checksums`` one 128-bit
     digest a block (empty when policy turns them off).
     """
@@ -64,6 +110,7 @@ class KvChunk:
     block_count: int
     payload: bytes
     checksums: tuple[bytes, ...] = ()
+    source: KvSource | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,3 +129,11 @@ class FilledBlocks:
     first_block: int
     block_count: int
     tokens: int
+
+    def filled_slots(self, block_size: int) -> int:
+        """Token slots in use of the last block."""
+        return self.tokens - (self.first_block + self.block_count - 1) * block_size
+
+    def part(self, first: int, count: int, block_size: int) -> FilledBlocks:
+        """``count`` of the blocks from ordinal ``first`` on, and no more tokens than they hold."""
+        return FilledBlocks(first, count, min(self.tokens, (first + count) * block_size))

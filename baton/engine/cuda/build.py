@@ -24,6 +24,7 @@ from baton.core.errors import BatonError
 SOURCES = Path(__file__).parent / "src"
 CACHE = Path("~/.cache/baton/cuda")
 INSTALLED = Path("/usr/local/cuda")
+COPYING = ("block_copy.cu", "block_engine.cpp", "copy.cpp", "error.cpp", "ipc.cpp")  # what moving KV blocks takes
 COMPILE_SECONDS = 600  # a bound for one source file on a machine under heavy load
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
@@ -52,8 +53,11 @@ class Toolkit:
     cublas_lt: Path  # the shared library cublasLt
 
 
-def build(cache: Path = CACHE, homes: Sequence[Path] = (), sources: Path = SOURCES) -> Path:
-    """The shared library of all ``*.cu`` and ``*.cpp`` in ``sources``, compiled unless the cache has it.
+def build(
+    cache: Path = CACHE, homes: Sequence[Path] = (), sources: Path = SOURCES, names: Sequence[str] | None = None
+) -> Path:
+    """The shared library of all ``*.cu`` and ``*.cpp`` in ``sources``, or of those called ``names``, compiled unless
+    the cache has it.
 
     The cache is keyed by sources, flags and nvcc's version; beside each library a ``.log`` keeps what ptxas reported.
     ``homes`` are CUDA installations to try first (folders with ``bin/nvcc``). Safe to call from several processes at
@@ -63,6 +67,7 @@ def build(cache: Path = CACHE, homes: Sequence[Path] = (), sources: Path = SOURC
     units = {
         path: _digest(*_COMPILING, toolkit.version, *sorted(_included(path)))
         for path in sorted((*sources.glob("*.cu"), *sources.glob("*.cpp")))
+        if names is None or path.name in names
     }
     directory = cache.expanduser()
     library = directory / f"baton-{_digest(*_LINKING, str(toolkit.cublas_lt), *units.values())}.so"

@@ -24,16 +24,16 @@ class Slot:
     def __init__(self, results: torch.Tensor, copy: Copy) -> None:
         """``results`` int32 [2, rows] on the device: the drawn tokens and the sampler's flags."""
         self._copy = Readback(results, copy)
-        self._done = torch.cuda.Event()
+        self.done = torch.cuda.Event()
 
     def queue(self) -> None:
         """Queue the copy of the results on torch's current stream, behind all that the step needs."""
         self._copy.queue()
-        self._done.record()
+        self.done.record()
 
     def wait(self) -> None:
         """Until what ``queue`` queued, and everything before it, is done."""
-        self._done.synchronize()
+        self.done.synchronize()
 
     def tokens(self, rows: Ints) -> list[int]:
         """The tokens of ``rows``; anything for row -1."""

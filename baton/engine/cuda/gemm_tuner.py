@@ -104,25 +104,20 @@ class GemmTuner:
 
     def best(self, family: Family, rows: int) -> Way | None:
         """The fastest way for a plain product; None when nothing computes it."""
-        operands = self._operands(family, rows)
-        attempts = self._lt_attempts(family, operands)
-        if rows <= MAX_ROWS and family.kind is Kind.BF16:
-            attempts += self._gemv_attempts(family, operands, Epilogue.STORE, None)
-        reference = _reference(family, operands)
-        best = self._fastest(family, operands, attempts, reference)
-        if self._mid_rows is None:
-            return best
-        attempts = self._mid_rows_attempts(family, operands, self._mid_rows)
-        contender = self._fastest(family, operands, attempts, reference)
-        if contender is None or best is None:
-            return best or contender
-        return contender if contender.microseconds < _MID_ROWS_SHARE * best.microseconds else best
+
+        def handicapped(way: Way) -> float:
+            return way.microseconds / _MID_ROWS_SHARE if isinstance(way, MidRowsWay) else way.microseconds
+
+        return min(self.compare(family, rows), key=handicapped, default=None)
 
     def compare(self, family: Family, rows: int) -> list[Way]:
-        """The fastest way by cublasLt, then that by the kernels for 17 to 128 rows, where there is one."""
+        """The fastest of the other ways, then that by the kernels for 17 to 128 rows, where there is one."""
         operands = self._operands(family, rows)
         reference = _reference(family, operands)
-        contests = [self._lt_attempts(family, operands)]
+        others = self._lt_attempts(family, operands)
+        if rows <= MAX_ROWS and family.kind is Kind.BF16:
+            others += self._gemv_attempts(family, operands, Epilogue.STORE, None)
+        contests = [others]
         if self._mid_rows is not None:
             contests.append(self._mid_rows_attempts(family, operands, self._mid_rows))
         ways = [self._fastest(family, operands, attempts, reference) for attempts in contests]

@@ -20,6 +20,7 @@ from baton.engine.cuda.attention import DecodeAttention, allocate_workspace, eng
 from baton.engine.cuda.attention_shape import AttentionShape, PageTable
 from baton.engine.cuda.batch import Batch
 from baton.engine.cuda.build import build
+from baton.engine.cuda.copies import device_copies
 from baton.engine.cuda.decoder import CudaDecoder, DecoderLimits
 from baton.engine.cuda.flashinfer_kernels import compile_kernels
 from baton.engine.cuda.fp8_weights import check_fp8, load_fp8, scale_name, stored_bytes
@@ -160,7 +161,17 @@ class _Assembly:
         _capture(steps, batch, buffer, layout)
         prefill = PrefillAttention(self._attention, shape.tokens, pool, self._workspace, self._library)
         machinery = Machinery(
-            self._decoder, steps, prefill, self._sampler, layout, buffer, batch, pool, self._results, copy
+            self._decoder,
+            steps,
+            prefill,
+            self._sampler,
+            layout,
+            buffer,
+            batch,
+            pool,
+            self._results,
+            copy,
+            lambda blocks, streams: device_copies(self._library, blocks, self.card.format, streams),
         )
         return CudaRunner(machinery, self.card, resources)
 

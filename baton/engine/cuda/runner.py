@@ -7,7 +7,7 @@ tokens stay on the device as the next step's input and reach the host when the s
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,7 @@ from baton.core.types import ModelCard
 from baton.engine import kvcache
 from baton.engine.cuda.attention_shape import ChunkTable, PageTable
 from baton.engine.cuda.batch import Batch, PackedBatch
+from baton.engine.cuda.copies import CudaCopies
 from baton.engine.cuda.decoder import Attend, CudaDecoder, StepRows
 from baton.engine.cuda.draft_rows import with_draft_rows
 from baton.engine.cuda.flight import DrawnScores, Flight, PromptScores, Slot, alternatives
@@ -32,6 +33,10 @@ from baton.engine.cuda.step_timer import StepTimer
 from baton.engine.runner import Part, RunnerTimes, StepResult
 
 STEPS_AHEAD = 1
+
+
+def _no_copies(pool: torch.Tensor, streams: Sequence[torch.cuda.Stream]) -> None:
+    """Other engines cannot copy from the pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,7 @@ class Machinery:
     pool: torch.Tensor  # its last block is the one that padding attends to
     results: torch.Tensor  # int32 [2, rows]: the drawn tokens and the sampler's flags
     copy: Copy
+    copies: Callable[[torch.Tensor, Sequence[torch.cuda.Stream]], CudaCopies | None] = _no_copies  # beside streams
 
 
 class CudaRunner:
@@ -65,6 +71,7 @@ class CudaRunner:
         self._steps = torch.cuda.Stream()
         self._copies = torch.cuda.Stream()
         torch.cuda.synchronize()  # all was made on another stream
+        self.copies = machinery.copies(machinery.pool[: self.total_blocks], (self._steps, self._copies))
 
     @property
     def card(self) -> ModelCard:
@@ -73,6 +80,11 @@ class CudaRunner:
     @property
     def total_blocks(self) -> int:
         return self._machinery.pool.shape[0] - 1
+
+    @property
+    def memory(self) -> None:
+        """A pool on the GPU is not shared as memory of the host; see ``copies``."""
+        return None
 
     @property
     def steps_ahead(self) -> int:
@@ -110,6 +122,8 @@ class CudaRunner:
         """See ``Runner.collect``."""
         flight = self._flights.popleft()
         with self._timer.waiting():
+            if self.copies is not None:
+                self.copies.wait(flight.slot.done)
             flight.slot.wait()
         return flight.land()
 
@@ -136,6 +150,8 @@ class CudaRunner:
         torch.cuda.synchronize()
         self._flights.clear()
         self._slots.clear()
+        if self.copies is not None:
+            self.copies.close()
         del self._machinery
         self._resources.close()
         torch.cuda.empty_cache()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from baton.core.types import KvChunk, KvConfirmation, KvHandshake
+from baton.core.types import KvChunk, KvConfirmation, KvHandshake, KvSource, TierBlock, TierChanges
 from baton.rpc.wire.guard import encodes, require
 from baton.rpc.wire.types import handshake_from_wire, handshake_to_wire, ticket_from_wire, ticket_to_wire
 from protos.baton.v1 import kvtransfer_pb2 as pb
@@ -18,6 +18,7 @@ def chunk_to_wire(chunk: KvChunk) -> pb.OfferRequest:
         block_count=chunk.block_count,
         payload=chunk.payload,
         checksums=chunk.checksums,
+        source=None if chunk.source is None else _source_to_wire(chunk.source),
     )
 
 
@@ -29,6 +30,29 @@ def chunk_from_wire(message: pb.OfferRequest) -> KvChunk:
         block_count=message.block_count,
         payload=message.payload,
         checksums=tuple(message.checksums),
+        source=_source_from_wire(message.source) if message.HasField("source") else None,
+    )
+
+
+def _source_to_wire(source: KvSource) -> pb.KvSource:
+    return pb.KvSource(
+        epoch=source.epoch,
+        blocks=source.blocks,
+        transport=source.transport,
+        link=source.link,
+        number=source.number,
+        invitation=source.invitation,
+    )
+
+
+def _source_from_wire(message: pb.KvSource) -> KvSource:
+    return KvSource(
+        message.epoch,
+        tuple(message.blocks),
+        message.transport or "shm",
+        message.link,
+        message.number,
+        message.invitation,
     )
 
 
@@ -83,3 +107,35 @@ def peers_from_wire(message: pb.ListPeersResponse) -> tuple[tuple[KvHandshake, s
     for peer in message.peers:
         require(peer, "handshake", "address")
     return tuple((handshake_from_wire(peer.handshake), peer.address) for peer in message.peers)
+
+
+# --- cache tier -------------------------------------------------------------------------------------------------------
+
+
+def block_to_wire(block: TierBlock) -> pb.TierBlock:
+    return pb.TierBlock(
+        name=block.name, payload=block.payload, checksum=block.checksum, graph_version=block.graph_version
+    )
+
+
+def block_from_wire(message: pb.TierBlock) -> TierBlock:
+    return TierBlock(message.name, message.payload, message.checksum, message.graph_version)
+
+
+@encodes("PutRequest")
+def put_to_wire(blocks: Iterable[TierBlock]) -> pb.PutRequest:
+    return pb.PutRequest(blocks=[block_to_wire(block) for block in blocks])
+
+
+def changes_to_wire(changes: TierChanges) -> pb.ChangesResponse:
+    return pb.ChangesResponse(
+        epoch=changes.epoch,
+        version=changes.version,
+        is_all=changes.is_all,
+        added=changes.added,
+        removed=changes.removed,
+    )
+
+
+def changes_from_wire(message: pb.ChangesResponse) -> TierChanges:
+    return TierChanges(message.epoch, message.version, message.is_all, tuple(message.added), tuple(message.removed))

@@ -17,6 +17,7 @@ from baton.core.types import (
     FirstToken,
     KvFormat,
     KvHandshake,
+    LocalDoor,
     Placement,
     PrefillMode,
     Sampling,
@@ -154,6 +155,7 @@ def token_request_to_wire(request: TokenRequest) -> pb.TokenRequest:
         priority=request.priority,
         tenant=request.tenant,
         tier=tier_to_wire(request.tier),
+        tenant_max_blocks=request.tenant_max_blocks,
         salt=request.salt,
         timeout_seconds=request.timeout,
         attention_window=request.attention_window,
@@ -178,6 +180,7 @@ def token_request_from_wire(message: pb.TokenRequest) -> TokenRequest:
         priority=message.priority,
         tenant=message.tenant,
         tier=tier_from_wire(message, message.tier),
+        tenant_max_blocks=message.tenant_max_blocks if message.HasField("tenant_max_blocks") else None,
         salt=message.salt,
         timeout=_timeout_from_wire(message),
         attention_window=message.attention_window if message.HasField("attention_window") else None,
@@ -342,6 +345,9 @@ def handshake_to_wire(hello: KvHandshake) -> pb.KvHandshake:
         format=kv_format_to_wire(hello.format),
         protocol_version=hello.protocol_version,
         features=hello.features,
+        transports=hello.transports,
+        host=hello.host,
+        door=None if hello.door is None else pb.LocalDoor(address=hello.door.address, token=hello.door.token),
     )
 
 
@@ -355,4 +361,7 @@ def handshake_from_wire(message: pb.KvHandshake) -> KvHandshake:
         format=kv_format_from_wire(message.format),
         protocol_version=message.protocol_version,
         features=tuple(message.features),
+        transports=tuple(message.transports),
+        host=message.host,
+        door=LocalDoor(message.door.address, message.door.token) if message.HasField("door") else None,
     )

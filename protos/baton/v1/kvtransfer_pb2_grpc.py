@@ -431,3 +431,412 @@ class DirectoryService:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class TierServiceStub:
+    """The kvtransfer process: the pools' shared cache of full KV blocks, by chained hash.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Changes = channel.unary_unary(
+                '/baton.v1.TierService/Changes',
+                request_serializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.ChangesRequest.SerializeToString,
+                response_deserializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.ChangesResponse.FromString,
+                _registered_method=True)
+        self.Missing = channel.unary_unary(
+                '/baton.v1.TierService/Missing',
+                request_serializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.MissingRequest.SerializeToString,
+                response_deserializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.MissingResponse.FromString,
+                _registered_method=True)
+        self.Put = channel.unary_unary(
+                '/baton.v1.TierService/Put',
+                request_serializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.PutRequest.SerializeToString,
+                response_deserializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.PutResponse.FromString,
+                _registered_method=True)
+        self.Get = channel.unary_unary(
+                '/baton.v1.TierService/Get',
+                request_serializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.GetRequest.SerializeToString,
+                response_deserializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.GetResponse.FromString,
+                _registered_method=True)
+        self.Pin = channel.unary_unary(
+                '/baton.v1.TierService/Pin',
+                request_serializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.PinRequest.SerializeToString,
+                response_deserializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.PinResponse.FromString,
+                _registered_method=True)
+        self.Unpin = channel.unary_unary(
+                '/baton.v1.TierService/Unpin',
+                request_serializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.UnpinRequest.SerializeToString,
+                response_deserializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.UnpinResponse.FromString,
+                _registered_method=True)
+        self.Invalidate = channel.unary_unary(
+                '/baton.v1.TierService/Invalidate',
+                request_serializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.InvalidateRequest.SerializeToString,
+                response_deserializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.InvalidateResponse.FromString,
+                _registered_method=True)
+
+
+class TierServiceServicer:
+    """The kvtransfer process: the pools' shared cache of full KV blocks, by chained hash.
+    """
+
+    def Changes(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Missing(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Put(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Get(self, request, context):
+        """The leading ones that are held, as many as fit into a message.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pin(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Unpin(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Invalidate(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_TierServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Changes': grpc.unary_unary_rpc_method_handler(
+                    servicer.Changes,
+                    request_deserializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.ChangesRequest.FromString,
+                    response_serializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.ChangesResponse.SerializeToString,
+            ),
+            'Missing': grpc.unary_unary_rpc_method_handler(
+                    servicer.Missing,
+                    request_deserializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.MissingRequest.FromString,
+                    response_serializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.MissingResponse.SerializeToString,
+            ),
+            'Put': grpc.unary_unary_rpc_method_handler(
+                    servicer.Put,
+                    request_deserializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.PutRequest.FromString,
+                    response_serializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.PutResponse.SerializeToString,
+            ),
+            'Get': grpc.unary_unary_rpc_method_handler(
+                    servicer.Get,
+                    request_deserializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.GetRequest.FromString,
+                    response_serializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.GetResponse.SerializeToString,
+            ),
+            'Pin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pin,
+                    request_deserializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.PinRequest.FromString,
+                    response_serializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.PinResponse.SerializeToString,
+            ),
+            'Unpin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Unpin,
+                    request_deserializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.UnpinRequest.FromString,
+                    response_serializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.UnpinResponse.SerializeToString,
+            ),
+            'Invalidate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Invalidate,
+                    request_deserializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.InvalidateRequest.FromString,
+                    response_serializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.InvalidateResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'baton.v1.TierService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('baton.v1.TierService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class TierService:
+    """The kvtransfer process: the pools' shared cache of full KV blocks, by chained hash.
+    """
+
+    @staticmethod
+    def Changes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.TierService/Changes',
+            protos_dot_baton_dot_v1_dot_kvtransfer__pb2.ChangesRequest.SerializeToString,
+            protos_dot_baton_dot_v1_dot_kvtransfer__pb2.ChangesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Missing(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.TierService/Missing',
+            protos_dot_baton_dot_v1_dot_kvtransfer__pb2.MissingRequest.SerializeToString,
+            protos_dot_baton_dot_v1_dot_kvtransfer__pb2.MissingResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Put(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.TierService/Put',
+            protos_dot_baton_dot_v1_dot_kvtransfer__pb2.PutRequest.SerializeToString,
+            protos_dot_baton_dot_v1_dot_kvtransfer__pb2.PutResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Get(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.TierService/Get',
+            protos_dot_baton_dot_v1_dot_kvtransfer__pb2.GetRequest.SerializeToString,
+            protos_dot_baton_dot_v1_dot_kvtransfer__pb2.GetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.TierService/Pin',
+            protos_dot_baton_dot_v1_dot_kvtransfer__pb2.PinRequest.SerializeToString,
+            protos_dot_baton_dot_v1_dot_kvtransfer__pb2.PinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Unpin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.TierService/Unpin',
+            protos_dot_baton_dot_v1_dot_kvtransfer__pb2.UnpinRequest.SerializeToString,
+            protos_dot_baton_dot_v1_dot_kvtransfer__pb2.UnpinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Invalidate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.TierService/Invalidate',
+            protos_dot_baton_dot_v1_dot_kvtransfer__pb2.InvalidateRequest.SerializeToString,
+            protos_dot_baton_dot_v1_dot_kvtransfer__pb2.InvalidateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class WarmServiceStub:
+    """Puts a prompt's full blocks into the tier. A worker computes them; the kvtransfer process asks one and pins them.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Warm = channel.unary_unary(
+                '/baton.v1.WarmService/Warm',
+                request_serializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.WarmRequest.SerializeToString,
+                response_deserializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.WarmResponse.FromString,
+                _registered_method=True)
+
+
+class WarmServiceServicer:
+    """Puts a prompt's full blocks into the tier. A worker computes them; the kvtransfer process asks one and pins them.
+    """
+
+    def Warm(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_WarmServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Warm': grpc.unary_unary_rpc_method_handler(
+                    servicer.Warm,
+                    request_deserializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.WarmRequest.FromString,
+                    response_serializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.WarmResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'baton.v1.WarmService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('baton.v1.WarmService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class WarmService:
+    """Puts a prompt's full blocks into the tier. A worker computes them; the kvtransfer process asks one and pins them.
+    """
+
+    @staticmethod
+    def Warm(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.WarmService/Warm',
+            protos_dot_baton_dot_v1_dot_kvtransfer__pb2.WarmRequest.SerializeToString,
+            protos_dot_baton_dot_v1_dot_kvtransfer__pb2.WarmResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

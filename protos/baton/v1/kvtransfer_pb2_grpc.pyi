@@ -135,3 +135,116 @@ class DirectoryServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_kvtransfer_pb2.ListPeersResponse, _abc.Awaitable[_kvtransfer_pb2.ListPeersResponse]]: ...
 
 def add_DirectoryServiceServicer_to_server(servicer: DirectoryServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class TierServiceStub:
+    """The kvtransfer process: the pools' shared cache of full KV blocks, by chained hash."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> TierServiceAsyncStub: ...
+    Changes: _grpc.UnaryUnaryMultiCallable[_kvtransfer_pb2.ChangesRequest, _kvtransfer_pb2.ChangesResponse]
+    Missing: _grpc.UnaryUnaryMultiCallable[_kvtransfer_pb2.MissingRequest, _kvtransfer_pb2.MissingResponse]
+    Put: _grpc.UnaryUnaryMultiCallable[_kvtransfer_pb2.PutRequest, _kvtransfer_pb2.PutResponse]
+    Get: _grpc.UnaryUnaryMultiCallable[_kvtransfer_pb2.GetRequest, _kvtransfer_pb2.GetResponse]
+    """The leading ones that are held, as many as fit into a message."""
+    Pin: _grpc.UnaryUnaryMultiCallable[_kvtransfer_pb2.PinRequest, _kvtransfer_pb2.PinResponse]
+    Unpin: _grpc.UnaryUnaryMultiCallable[_kvtransfer_pb2.UnpinRequest, _kvtransfer_pb2.UnpinResponse]
+    Invalidate: _grpc.UnaryUnaryMultiCallable[_kvtransfer_pb2.InvalidateRequest, _kvtransfer_pb2.InvalidateResponse]
+
+@_typing.type_check_only
+class TierServiceAsyncStub(TierServiceStub):
+    """The kvtransfer process: the pools' shared cache of full KV blocks, by chained hash."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Changes: _aio.UnaryUnaryMultiCallable[_kvtransfer_pb2.ChangesRequest, _kvtransfer_pb2.ChangesResponse]  # type: ignore[assignment]
+    Missing: _aio.UnaryUnaryMultiCallable[_kvtransfer_pb2.MissingRequest, _kvtransfer_pb2.MissingResponse]  # type: ignore[assignment]
+    Put: _aio.UnaryUnaryMultiCallable[_kvtransfer_pb2.PutRequest, _kvtransfer_pb2.PutResponse]  # type: ignore[assignment]
+    Get: _aio.UnaryUnaryMultiCallable[_kvtransfer_pb2.GetRequest, _kvtransfer_pb2.GetResponse]  # type: ignore[assignment]
+    """The leading ones that are held, as many as fit into a message."""
+    Pin: _aio.UnaryUnaryMultiCallable[_kvtransfer_pb2.PinRequest, _kvtransfer_pb2.PinResponse]  # type: ignore[assignment]
+    Unpin: _aio.UnaryUnaryMultiCallable[_kvtransfer_pb2.UnpinRequest, _kvtransfer_pb2.UnpinResponse]  # type: ignore[assignment]
+    Invalidate: _aio.UnaryUnaryMultiCallable[_kvtransfer_pb2.InvalidateRequest, _kvtransfer_pb2.InvalidateResponse]  # type: ignore[assignment]
+
+class TierServiceServicer(metaclass=_abc_1.ABCMeta):
+    """The kvtransfer process: the pools' shared cache of full KV blocks, by chained hash."""
+
+    @_abc_1.abstractmethod
+    def Changes(
+        self,
+        request: _kvtransfer_pb2.ChangesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvtransfer_pb2.ChangesResponse, _abc.Awaitable[_kvtransfer_pb2.ChangesResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Missing(
+        self,
+        request: _kvtransfer_pb2.MissingRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvtransfer_pb2.MissingResponse, _abc.Awaitable[_kvtransfer_pb2.MissingResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Put(
+        self,
+        request: _kvtransfer_pb2.PutRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvtransfer_pb2.PutResponse, _abc.Awaitable[_kvtransfer_pb2.PutResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Get(
+        self,
+        request: _kvtransfer_pb2.GetRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvtransfer_pb2.GetResponse, _abc.Awaitable[_kvtransfer_pb2.GetResponse]]:
+        """The leading ones that are held, as many as fit into a message."""
+
+    @_abc_1.abstractmethod
+    def Pin(
+        self,
+        request: _kvtransfer_pb2.PinRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvtransfer_pb2.PinResponse, _abc.Awaitable[_kvtransfer_pb2.PinResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Unpin(
+        self,
+        request: _kvtransfer_pb2.UnpinRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvtransfer_pb2.UnpinResponse, _abc.Awaitable[_kvtransfer_pb2.UnpinResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Invalidate(
+        self,
+        request: _kvtransfer_pb2.InvalidateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvtransfer_pb2.InvalidateResponse, _abc.Awaitable[_kvtransfer_pb2.InvalidateResponse]]: ...
+
+def add_TierServiceServicer_to_server(servicer: TierServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class WarmServiceStub:
+    """Puts a prompt's full blocks into the tier. A worker computes them; the kvtransfer process asks one and pins them."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> WarmServiceAsyncStub: ...
+    Warm: _grpc.UnaryUnaryMultiCallable[_kvtransfer_pb2.WarmRequest, _kvtransfer_pb2.WarmResponse]
+
+@_typing.type_check_only
+class WarmServiceAsyncStub(WarmServiceStub):
+    """Puts a prompt's full blocks into the tier. A worker computes them; the kvtransfer process asks one and pins them."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Warm: _aio.UnaryUnaryMultiCallable[_kvtransfer_pb2.WarmRequest, _kvtransfer_pb2.WarmResponse]  # type: ignore[assignment]
+
+class WarmServiceServicer(metaclass=_abc_1.ABCMeta):
+    """Puts a prompt's full blocks into the tier. A worker computes them; the kvtransfer process asks one and pins them."""
+
+    @_abc_1.abstractmethod
+    def Warm(
+        self,
+        request: _kvtransfer_pb2.WarmRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvtransfer_pb2.WarmResponse, _abc.Awaitable[_kvtransfer_pb2.WarmResponse]]: ...
+
+def add_WarmServiceServicer_to_server(servicer: WarmServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -150,7 +150,7 @@ class CachePolicy(_message.Message):
     def __init__(self, cache_class: _Optional[_Union[CacheClass, str]] = ..., keep_tokens: _Optional[int] = ...) -> None: ...
 
 class TokenRequest(_message.Message):
-    __slots__ = ("request_id", "model", "attempt", "prompt", "generated", "sampling", "stop", "logprobs", "prompt_logprobs", "priority", "tenant", "salt", "timeout_seconds", "speculation", "attention_window", "max_chunk_tokens", "cache", "tier")
+    __slots__ = ("request_id", "model", "attempt", "prompt", "generated", "sampling", "stop", "logprobs", "prompt_logprobs", "priority", "tenant", "salt", "timeout_seconds", "speculation", "attention_window", "max_chunk_tokens", "cache", "tier", "tenant_max_blocks")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -169,6 +169,7 @@ class TokenRequest(_message.Message):
     MAX_CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
+    TENANT_MAX_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     attempt: Attempt
@@ -187,7 +188,8 @@ class TokenRequest(_message.Message):
     max_chunk_tokens: int
     cache: CachePolicy
     tier: Tier
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., attempt: _Optional[_Union[Attempt, _Mapping]] = ..., prompt: _Optional[_Iterable[int]] = ..., generated: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stop: _Optional[_Union[StopRules, _Mapping]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., salt: _Optional[bytes] = ..., timeout_seconds: _Optional[float] = ..., speculation: _Optional[bool] = ..., attention_window: _Optional[int] = ..., max_chunk_tokens: _Optional[int] = ..., cache: _Optional[_Union[CachePolicy, _Mapping]] = ..., tier: _Optional[_Union[Tier, str]] = ...) -> None: ...
+    tenant_max_blocks: int
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., attempt: _Optional[_Union[Attempt, _Mapping]] = ..., prompt: _Optional[_Iterable[int]] = ..., generated: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stop: _Optional[_Union[StopRules, _Mapping]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., salt: _Optional[bytes] = ..., timeout_seconds: _Optional[float] = ..., speculation: _Optional[bool] = ..., attention_window: _Optional[int] = ..., max_chunk_tokens: _Optional[int] = ..., cache: _Optional[_Union[CachePolicy, _Mapping]] = ..., tier: _Optional[_Union[Tier, str]] = ..., tenant_max_blocks: _Optional[int] = ...) -> None: ...
 
 class Candidate(_message.Message):
     __slots__ = ("worker_id", "address", "epoch")
@@ -242,7 +244,7 @@ class KvFormat(_message.Message):
     def __init__(self, dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., layout: _Optional[str] = ...) -> None: ...
 
 class KvHandshake(_message.Message):
-    __slots__ = ("worker_id", "epoch", "model", "weights_hash", "format", "protocol_version", "features")
+    __slots__ = ("worker_id", "epoch", "model", "weights_hash", "format", "protocol_version", "features", "transports", "host", "door")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -250,6 +252,9 @@ class KvHandshake(_message.Message):
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    DOOR_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     epoch: int
     model: str
@@ -257,7 +262,18 @@ class KvHandshake(_message.Message):
     format: KvFormat
     protocol_version: int
     features: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., weights_hash: _Optional[str] = ..., format: _Optional[_Union[KvFormat, _Mapping]] = ..., protocol_version: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ...) -> None: ...
+    transports: _containers.RepeatedScalarFieldContainer[str]
+    host: str
+    door: LocalDoor
+    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., weights_hash: _Optional[str] = ..., format: _Optional[_Union[KvFormat, _Mapping]] = ..., protocol_version: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., transports: _Optional[_Iterable[str]] = ..., host: _Optional[str] = ..., door: _Optional[_Union[LocalDoor, _Mapping]] = ...) -> None: ...
+
+class LocalDoor(_message.Message):
+    __slots__ = ("address", "token")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    token: bytes
+    def __init__(self, address: _Optional[str] = ..., token: _Optional[bytes] = ...) -> None: ...
 
 class ErrorDetail(_message.Message):
     __slots__ = ("reason", "message", "field", "retry_after_seconds")

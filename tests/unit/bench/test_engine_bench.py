@@ -101,6 +101,17 @@ def test_a_decode_step_is_measured_while_all_requests_decode() -> None:
     assert figures["mean_context"] == pytest.approx(100 + ((5 + 40) / 2 + (1 + 35) / 2) / 2)
 
 
+def test_there_is_no_stretch_when_a_stream_ends_before_the_last_one_begins() -> None:
+    clock = ManualClock()
+    steady = SteadyState(DecodeStep("", 2, prompt=100, output=4), NoWatch(clock), clock)
+    steady.add(0, 4)
+    steady.end()
+    for _ in range(100):
+        clock.advance(1.0)
+        steady.add(1, 1)
+    assert not steady.closed.is_set()
+
+
 def test_a_step_with_several_tokens_is_one_step() -> None:
     clock = ManualClock()
     steady = SteadyState(DecodeStep("", 1, prompt=8, output=40), NoWatch(clock), clock)

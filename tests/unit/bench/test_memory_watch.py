@@ -11,8 +11,8 @@ from bench.memory_watch import LEAST_SAMPLES, MIB, MemoryWatch
 def watched(monkeypatch: pytest.MonkeyPatch, *mebibytes: float) -> MemoryWatch:
     values = iter(mebibytes)
     monkeypatch.setattr(memory_watch, "_resident_bytes", lambda: 1000.0 * MIB)
-    monkeypatch.setattr(memory_watch, "_device_bytes", lambda: next(values) * MIB)
-    watch = MemoryWatch("cuda")
+    monkeypatch.setattr(memory_watch, "_device_bytes", lambda gpu: next(values) * MIB * (gpu == 1))
+    watch = MemoryWatch("cuda", gpu=1)
 
     async def main() -> None:
         for _ in mebibytes:

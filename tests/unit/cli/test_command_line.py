@@ -56,7 +56,7 @@ def test_what_is_no_command_line_is_named(words: str, said: str, capsys: pytest.
         ("chat hello", "nothing runs under {tmp}/state: start it with `baton up --state-dir {tmp}/state`"),
         ("status", "nothing runs under"),
         ("logs", "there are none under"),
-        ("bench nothing", "bench: must be one of cpu, offline, serve, got 'nothing'"),
+        ("bench nothing", "bench: must be one of cpu, offline, quota, serve, transfer, got 'nothing'"),
         ("model fetch nothing", "model 'nothing' is not known; known: smollm2-135m-instruct"),
         ("model convert {tmp}/none.gguf", "none.gguf: no such file"),
         ("model warm --model random:none", "random:none: neither a config.json nor a preset"),

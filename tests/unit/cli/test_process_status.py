@@ -12,7 +12,7 @@ import pytest
 
 from baton.cli.state_dir import LaunchedProcess, StackRecord
 from baton.cli.status import as_table, entries, family
-from baton.core.types import EngineStats, KvFormat, ModelCard, ProcessRecord, Role, WorkerState
+from baton.core.types import EngineStats, KvFormat, ModelCard, ProcessRecord, Role, TierStats, WorkerState
 from baton.state.config import StateConfig
 from baton.state.embedded import embedded_server
 from baton.state.redis_client import connect
@@ -126,3 +126,21 @@ def test_the_table_has_a_row_a_process(redis: str) -> None:
     assert first.split()[:3] == ["redis-0", "ready", str(ME)]
     assert second.split()[0:2] == ["decode-0", "draining"]
     assert second.split()[-3:] == ["1+4", "2/3/5", "12.3"]
+
+
+def test_the_cache_tier_shows_its_size_hits_and_misses(redis: str) -> None:
+    stats = TierStats(memory_blocks=3, memory_bytes=12_000_000, disk_blocks=5, disk_bytes=34_000_000, hits=7, misses=2)
+    tier = ProcessRecord("kvtransfer-0", Role.KVTRANSFER, "h:1", 78, ME, "h:2", WorkerState.READY, tier=stats)
+    [entry] = shown(redis, LaunchedProcess("kvtransfer", "kvtransfer-0", ME), registered=(tier,))
+    assert entry["tier"] == {
+        "memory_blocks": 3,
+        "memory_bytes": 12_000_000,
+        "disk_blocks": 5,
+        "disk_bytes": 34_000_000,
+        "pinned_blocks": 0,
+        "hits": 7,
+        "misses": 2,
+        "corrupt": 0,
+        "disk_errors": 0,
+    }
+    assert "tier 12+34 MB, 7 hits, 2 misses" in as_table([entry])

@@ -29,7 +29,7 @@ PATIENT = ResumePolicy(attempts=50, attempts_unanswered=50, first_pause=0.01, lo
 
 @asynccontextmanager
 async def door(fleet: Fleet, address: str = "127.0.0.1:0", drain: float = 5.0) -> AsyncIterator[RunningServer]:
-    service = native_door(fleet.gateway, fleet.keys, stall_seconds=20)
+    service = native_door(fleet.gateway, fleet.callers, stall_seconds=20)
     async with serve([service], address, SilentMeter(), ServerPolicy(drain=drain)) as server:
         yield server
 
@@ -186,8 +186,7 @@ def test_an_answer_survives_the_death_of_its_gateway(n: int) -> None:
     worker = ScriptedDecode("a")
     worker.hang_after = 3
     first, second = Fleet(worker), Fleet(ScriptedDecode("b"))
-    second.keys = first.keys
-    second.gateway._parts = replace(second.gateway._parts, keys=first.keys)
+    second.callers = first.callers
 
     async def run() -> Answer:
         async with door(first, drain=0.0) as server:
@@ -269,7 +268,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_door_with_a_certificate_is_reached_over_tls_only(certificate: Path) -> None:
     fleet = Fleet(ScriptedDecode("a"))
     config = GatewayConfig(door_certificate=str(certificate / "door.pem"), door_key=str(certificate / "door.key"))
-    service = native_door(fleet.gateway, fleet.keys, stall_seconds=20)
+    service = native_door(fleet.gateway, fleet.callers, stall_seconds=20)
 
     async def run() -> None:
         async with serve([service], "127.0.0.1:0", SilentMeter(), config.server_policy()) as server:

@@ -15,6 +15,7 @@ from baton.engine.drafter import Drafter
 from baton.engine.fake import FakeRunner, fake_card
 from baton.engine.messages import (
     Admitted,
+    Answered,
     BlocksRead,
     Command,
     Decode,
@@ -22,8 +23,11 @@ from baton.engine.messages import (
     Failed,
     Filled,
     First,
+    Import,
     Prefill,
+    Pulled,
     Read,
+    ReadCached,
     Refused,
     Release,
     Reserve,
@@ -85,8 +89,21 @@ class CoreDriver:
     def reserve(self, request: TokenRequest, compute_up_to: int = 0) -> int:
         return self._open(lambda key, asked: Reserve(key, asked, compute_up_to), request)
 
-    def prefill(self, request: TokenRequest) -> int:
-        return self._open(Prefill, request)
+    def prefill(self, request: TokenRequest, compute_up_to: int = 1_000_000) -> int:
+        return self._open(lambda key, asked: Prefill(key, asked, compute_up_to), request)
+
+    def import_blocks(self, key: int, block_count: int) -> bytes | BatonError | None:
+        """None: done."""
+        op = self._next()
+        self.core.handle(Import(key, op, block_count))
+        self.step()
+        return self.replies[op]
+
+    def read_cached(self, *names: bytes) -> bytes | BatonError | None:
+        op = self._next()
+        self.core.handle(ReadCached(op, names))
+        self.step()
+        return self.replies[op]
 
     def decode(self, key: int, first: FirstToken | None = None) -> None:
         self.core.handle(Decode(key, first))
@@ -175,8 +192,10 @@ class CoreDriver:
                 self.outcomes[key].error = error
             case Written(op):
                 self.replies[op] = None
-            case BlocksRead(op, payload):
+            case BlocksRead(op, payload) | Answered(op, payload):
                 self.replies[op] = payload
+            case Pulled(op, digests):
+                self.replies[op] = b"".join(digests)
             case Refused(op, error):
                 self.replies[op] = error
 

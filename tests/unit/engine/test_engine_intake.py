@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from baton.engine.fake import FakeRunner, fake_card
 from baton.engine.messages import Reserve, StepReport, Streamed
 from baton.engine.process import IDLE_INTAKE_SECONDS, serve
 from baton.engine.runner import Part
+from baton.engine.sharedpool import Descriptors
 from tests.unit.engine.core_driver import prompt, request
 
 REQUESTS = 100
@@ -64,7 +66,8 @@ def test_an_idle_engine_starts_to_compute_before_it_has_seen_all_that_came_at_on
     clock, runner = ManualClock(), WatchedRunner(2 * REQUESTS)
     commands = [Reserve(key, request(prompt(20, key), max_tokens=4), 20) for key in range(REQUESTS)]
     channel = runner.channel = SlowChannel(commands, clock)
-    with pytest.raises(ChannelClosed):
-        serve(runner, NoDrafts(), CONFIG, channel, clock)  # type: ignore[arg-type]
+    near, far = socket.socketpair()
+    with near, far, pytest.raises(ChannelClosed):
+        serve(runner, NoDrafts(), CONFIG, channel, clock, Descriptors(near))  # type: ignore[arg-type]
     assert REQUESTS / 2 < runner.left[0] < REQUESTS
     assert channel.finished == REQUESTS, "and all are answered in the end"

@@ -292,7 +292,7 @@ def test_a_tenant_waits_at_its_cap_while_others_pass_and_is_told_the_limit_when_
     driver.step()
     error = driver.outcomes[second].error
     assert isinstance(error, Expired)
-    assert "tenant_block_share: its tenant holds 6 KV blocks, and may hold 10" in error.message
+    assert "engine.tenant_block_share: its tenant holds 6 KV blocks, and may hold 10" in error.message
     driver.release(first)
     driver.release(other)
     driver.assert_idle()

@@ -38,14 +38,19 @@ from baton.core.types import (
     Usage,
     WorkerState,
 )
+from baton.state.quota.memory import MemoryQuota
+from baton.state.refusals import MemoryRefusals
+from baton.state.tenancy import MemoryTenancy
 from baton.text.tokenizer import Tokenizer
 from baton.text.vocabulary import parse_decoder
 from gateway.fleet import FleetView
 from gateway.keys import KeyRing, new_key
 from gateway.parts import build_gateway
 from gateway.prompt import ModelText, Prompts
+from gateway.refusal_log import RefusalLog
 from gateway.relay import RelayPolicy
 from gateway.service import GatewayPolicy
+from tests.quotas import file_callers, memory_admission
 
 MODEL = "toy"
 EOS = 256
@@ -213,13 +218,17 @@ class Fleet:
         self.view.update([record(worker_id) for worker_id in self.workers])
         self.key, stored = new_key("local", "acme", key_models)
         self.keys = KeyRing("0" * 64, [stored])
+        self.tenancy = MemoryTenancy()
+        self.callers = file_callers(self.keys, self.tenancy)
+        self.quota, self.refusals = MemoryQuota(clock), MemoryRefusals()
         self.caller: Principal = self.keys.authenticate(self.key)
         self.tokenizer = byte_tokenizer()
         texts = {MODEL: ModelText(self.tokenizer, _render)} if text else {}
         self.gateway = build_gateway(
-            keys=self.keys,
             fleet=self.view,
             prompts=Prompts(texts),
+            admission=memory_admission(clock, meter, self.quota),
+            refusals=RefusalLog(self.refusals, clock),
             planner=self.planner,
             links=lambda where: self.workers[where.worker_id],
             meter=meter or SilentMeter(),

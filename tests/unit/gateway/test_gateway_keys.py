@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from baton.core.errors import ConfigError, PermissionDenied, Unauthenticated
-from baton.core.types import Tier
+from baton.core.errors import ConfigError, Unauthenticated
+from baton.core.tenancy import allows_model
+from baton.core.types import AdminRole, Tier
 from gateway.keys import ApiKey, KeyRing, dump_keys, load_keys, new_key, new_server_secret
 
 SECRET = "5" * 64
@@ -45,10 +46,8 @@ def test_a_key_id_with_an_empty_stored_secret_is_no_way_in() -> None:
 def test_a_key_may_be_bound_to_models() -> None:
     key, stored = new_key("a", "acme", ("small",))
     ring = KeyRing(SECRET, [stored])
-    caller = ring.authenticate(key)
-    ring.check_model(caller, "small")
-    with pytest.raises(PermissionDenied, match="'large'"):
-        ring.check_model(caller, "large")
+    payer = ring.authenticate(key).payer
+    assert allows_model(payer, "small") and not allows_model(payer, "large")
 
 
 def test_what_is_written_is_read_again_and_holds_no_secret(tmp_path: Path) -> None:
@@ -72,7 +71,17 @@ def test_a_keys_tier_is_its_tenants(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     path.write_text(dump_keys(SECRET, [stored, replace(other, tier=Tier.GOLD)]))
     ring = load_keys(path)
-    assert (ring.authenticate(plain).tier, ring.authenticate(golden).tier) == (Tier.BRONZE, Tier.GOLD)
+    tiers = [ring.authenticate(key).payer.tenant.tier for key in (plain, golden)]
+    assert tiers == [Tier.BRONZE, Tier.GOLD]
+
+
+def test_a_key_may_have_a_role(tmp_path: Path) -> None:
+    (plain, stored), (boss, other) = new_key("a", "acme"), new_key("b", "acme")
+    path = tmp_path / "keys.json"
+    path.write_text(dump_keys(SECRET, [stored, replace(other, role=AdminRole.PLATFORM_ADMIN)]))
+    ring = load_keys(path)
+    roles = [ring.authenticate(key).payer.key.role for key in (plain, boss)]
+    assert roles == [AdminRole.NONE, AdminRole.PLATFORM_ADMIN]
 
 
 def test_reads_toml(tmp_path: Path) -> None:
@@ -101,6 +110,9 @@ ENTRY: dict[str, object] = {"id": "a", "tenant": "acme", "secret_sha256": "0" * 
         ({"server_secret": SECRET, "keys": [ENTRY | {"tier": ["gold"]}]}, "tier"),
         ({"server_secret": SECRET, "keys": [ENTRY, ENTRY | {"id": "b", "tier": "gold"}]}, "tiers bronze and gold"),
         ({"server_secret": SECRET, "keys": [ENTRY | {"id": "a.b"}]}, "dot"),
+        ({"server_secret": SECRET, "keys": [ENTRY | {"id": "A"}]}, r"keys\[0\].id: must be 1 to 63 of a-z.*'A'"),
+        ({"server_secret": SECRET, "keys": [ENTRY | {"tenant": "a b"}]}, r"tenant: must be 1 to 63 of a-z.*'a b'"),
+        ({"server_secret": SECRET, "keys": [ENTRY | {"role": "king"}]}, "role: must be one of none, viewer.*'king'"),
         ({"server_secret": SECRET, "keys": [ENTRY, ENTRY]}, "twice"),
         ({"server_secret": SECRET, "keys": {}}, "list"),
         ({"server_secret": "short", "keys": []}, "server_secret"),

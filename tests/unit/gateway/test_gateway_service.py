@@ -26,14 +26,18 @@ from tests.unit.gateway.doubles import CARD, MODEL, VOCAB, Fleet, RankedPlanner,
 # --- one hop ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_keys_priority_and_its_tenants_tier_go_to_the_planner_and_to_the_worker() -> None:
+def test_the_keys_priority_and_what_its_tenant_may_have_of_workers_go_to_the_planner_and_to_the_worker() -> None:
     async def run() -> None:
         worker = ScriptedDecode("w0")
         fleet = Fleet(worker)
-        fleet.caller = replace(fleet.caller, priority=7, tier=Tier.SILVER)
+        account = fleet.caller.payer
+        tenant = replace(account.tenant, tier=Tier.SILVER, max_kv_blocks=40, pool="own")
+        fleet.view.update([replace(record("w0"), labels=("own",))])
+        fleet.caller = replace(fleet.caller, priority=7, account=replace(account, tenant=tenant))
         await fleet.ask(ASK)
-        assert [(query.priority, query.tier) for query in fleet.planner.queries] == [(7, Tier.SILVER)]
-        assert [(one.tokens.priority, one.tokens.tier) for one in worker.requests] == [(7, Tier.SILVER)]
+        [query], [sent] = fleet.planner.queries, [one.tokens for one in worker.requests]
+        assert (query.priority, query.tier, query.pool, query.tenant_max_blocks) == (7, Tier.SILVER, "own", 40)
+        assert (sent.priority, sent.tier, sent.tenant_max_blocks) == (7, Tier.SILVER, 40)
 
     asyncio.run(run())
 
@@ -68,7 +72,7 @@ def test_workers_get_the_tenant_its_salt_and_what_the_plan_says() -> None:
     fleet = Fleet(worker)
     asyncio.run(fleet.ask(replace(ASK, request_id="mine")))
     [sent] = worker.requests
-    assert (sent.tokens.tenant, sent.tokens.salt) == ("acme", fleet.keys.salt("acme"))
+    assert (sent.tokens.tenant, sent.tokens.salt) == ("acme", fleet.caller.salt)
     assert (sent.tokens.request_id, sent.tokens.attempt.hop, sent.tokens.sampling.seed) == ("mine", 0, 5)
     assert [peer.worker_id for peer in sent.prefill] == ["prefill-0"]
     assert sent.tokens.timeout is not None
@@ -147,7 +151,8 @@ def test_models_tell_what_they_are_and_only_what_the_key_may_use() -> None:
     fleet = Fleet(ScriptedDecode("w0"), ScriptedDecode("w1"))
     [info] = asyncio.run(fleet.gateway.list_models(fleet.caller))
     assert (info.model, info.workers, info.has_tokenizer, info.has_chat_template) == (MODEL, 2, True, True)
-    stranger = replace(fleet.caller, key_id="other")
+    payer = fleet.caller.payer
+    stranger = replace(fleet.caller, account=replace(payer, key=replace(payer.key, models=("other",))))
     assert not asyncio.run(fleet.gateway.list_models(stranger))
     with pytest.raises(PermissionDenied):
         asyncio.run(fleet.gateway.get_model(MODEL, stranger))

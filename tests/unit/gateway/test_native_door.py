@@ -26,7 +26,7 @@ ASK = GenerateRequest(model=MODEL, prompt_token_ids=(7,), max_tokens=24, seed=5,
 
 @asynccontextmanager
 async def door(fleet: Fleet, stall: float = 20.0) -> AsyncIterator[RunningServer]:
-    service = native_door(fleet.gateway, fleet.keys, stall_seconds=stall)
+    service = native_door(fleet.gateway, fleet.callers, stall_seconds=stall)
     async with serve([service], "127.0.0.1:0", SilentMeter(), ServerPolicy(drain=5.0)) as server:
         yield server
 

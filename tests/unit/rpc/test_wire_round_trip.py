@@ -85,7 +85,10 @@ LIMITS = st.builds(
 CANDIDATE = st.builds(types.Candidate, NAME, NAME, UINT64)
 TICKET = st.builds(types.Ticket, NAME, ATTEMPT, NAME, UINT64)
 FORMAT = st.builds(types.KvFormat, NAME, *[st.integers(1, 2**32 - 1)] * 4, NAME)
-HANDSHAKE = st.builds(types.KvHandshake, NAME, UINT64, TEXT, TEXT, FORMAT, UINT32, tuples(TEXT))
+DOOR = st.builds(types.LocalDoor, TEXT, st.binary(max_size=16))
+HANDSHAKE = st.builds(
+    types.KvHandshake, NAME, UINT64, TEXT, TEXT, FORMAT, UINT32, tuples(TEXT), tuples(TEXT), TEXT, st.none() | DOOR
+)
 FIRST = st.builds(types.FirstToken, UINT32, USAGE, st.none() | LOGPROB, tuples(st.none() | LOGPROB), FINISH)
 TOKEN_CHUNK = st.builds(
     types.TokenChunk,
@@ -97,7 +100,13 @@ TOKEN_CHUNK = st.builds(
     placement=st.none() | PLACEMENT,
 )
 BLOCKS = st.integers(1, 2**32 - 1)
-CHUNK = st.builds(types.KvChunk, TICKET, UINT32, BLOCKS, st.binary(max_size=64), tuples(st.binary(max_size=16)))
+SOURCE = st.builds(types.KvSource, UINT64, IDS)
+CHUNK = st.builds(
+    types.KvChunk, TICKET, UINT32, BLOCKS, st.binary(max_size=64), tuples(st.binary(max_size=16)), st.none() | SOURCE
+)
+TIER_NAMES = tuples(st.binary(min_size=16, max_size=16))
+TIER_CHANGES = st.builds(types.TierChanges, UINT64, UINT64, st.booleans(), TIER_NAMES, TIER_NAMES)
+TIER_BLOCK = st.builds(types.TierBlock, st.binary(max_size=16), st.binary(max_size=64), st.binary(max_size=16), TEXT)
 CONFIRMATION = st.builds(types.KvConfirmation, TICKET, UINT32, BLOCKS)
 MESSAGES = tuples(st.builds(types.ChatMessage, TEXT, TEXT))
 # Seed and max_tokens exist twice in a GenerateRequest and once on the wire: outside.
@@ -182,6 +191,8 @@ PAIRS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], Message], Callabl
     ),
     "kv_chunk": (CHUNK, kvtransfer.chunk_to_wire, kvtransfer.chunk_from_wire),
     "kv_confirmation": (CONFIRMATION, kvtransfer.confirmation_to_wire, kvtransfer.confirmation_from_wire),
+    "tier_changes": (TIER_CHANGES, kvtransfer.changes_to_wire, kvtransfer.changes_from_wire),
+    "tier_block": (TIER_BLOCK, kvtransfer.block_to_wire, kvtransfer.block_from_wire),
     "peers": (tuples(st.tuples(HANDSHAKE, NAME)), kvtransfer.peers_to_wire, kvtransfer.peers_from_wire),
     "decode_request": (
         st.builds(types.DecodeRequest, REQUEST, tuples(CANDIDATE), UINT32),

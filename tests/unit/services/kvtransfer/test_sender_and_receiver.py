@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -12,7 +12,7 @@ import pytest
 from baton.core.api import KvReceiverApi
 from baton.core.clock import ManualClock
 from baton.core.errors import BatonError, CorruptTransfer, PeerUnavailable, TransferRejected
-from baton.core.telemetry import SilentMeter
+from baton.core.telemetry import SilentMeter, SilentTracer
 from baton.core.types import (
     Attempt,
     FilledBlocks,
@@ -28,6 +28,8 @@ from baton.core.types import (
 from services.kvtransfer.config import KvTransferConfig
 from services.kvtransfer.receiver import Delivery, KvReceiver
 from services.kvtransfer.sender import KvSender
+from services.kvtransfer.tcp import TcpIncoming, TcpOutgoing
+from services.kvtransfer.transport import TransportName
 
 FORMAT = KvFormat("fake", 4, 1, 1, 8)
 SIZE = FORMAT.block_bytes
@@ -57,6 +59,17 @@ class Run:
     async def read_blocks(self, first_block: int, block_count: int) -> bytes:
         return b"".join(block(ordinal) for ordinal in range(first_block, first_block + block_count))
 
+    def block_ids(self, first_block: int, block_count: int) -> tuple[int, ...]:
+        raise NotImplementedError
+
+    async def digest_blocks(self, first_block: int, filled: int, strong: bytes) -> tuple[bytes, ...]:
+        raise NotImplementedError
+
+    async def send_blocks(
+        self, first_block: int, link: int, number: int, filled: int, strong: bytes
+    ) -> tuple[bytes, ...]:
+        raise NotImplementedError
+
     async def first_token(self) -> FirstToken:
         return FirstToken(1, Usage())
 
@@ -77,6 +90,16 @@ class Held:
 
     async def read_blocks(self, first_block: int, block_count: int) -> bytes:
         return b"".join(self.stored[ordinal] for ordinal in range(first_block, first_block + block_count))
+
+    async def pull_blocks(
+        self, first_block: int, source: int, source_blocks: Sequence[int], filled: int, strong: bytes = b""
+    ) -> tuple[bytes, ...]:
+        raise NotImplementedError
+
+    async def receive_blocks(
+        self, first_block: int, link: int, number: int, filled: int, strong: bytes
+    ) -> tuple[bytes, ...]:
+        raise NotImplementedError
 
     async def decode(self, first: FirstToken | None) -> AsyncIterator[TokenChunk]:
         raise NotImplementedError
@@ -116,16 +139,20 @@ class Recorded:
         await self.inner.confirm(confirmation)
 
 
+def receiver_of(identity: KvHandshake, config: KvTransferConfig, clock: ManualClock) -> KvReceiver:
+    tcp = TcpIncoming(identity.format, config.checksum_policy)
+    return KvReceiver(identity, "d:1", tcp, None, meter=SilentMeter(), clock=clock)
+
+
 class Pair:
     """A sender and a receiver that know each other."""
 
     def __init__(self, config: KvTransferConfig = TWO_BLOCKS) -> None:
         self.clock = ManualClock()
-        self.receiver = KvReceiver(
-            RECEIVER, "d:1", checksums=config.checksum_policy, meter=SilentMeter(), clock=self.clock
-        )
+        self.receiver = receiver_of(RECEIVER, config, self.clock)
         self.wire = Recorded(self.receiver)
-        self.sender = KvSender(SENDER, lambda _: self.wire, config=config, meter=SilentMeter(), clock=self.clock)
+        ways = [TcpOutgoing(FORMAT, config.checksum_policy)]
+        self.sender = KvSender(SENDER, lambda _: self.wire, ways, config=config, meter=SilentMeter(), clock=self.clock)
 
     def accept(self, held: Held, blocks: range) -> AbstractAsyncContextManager[Delivery]:
         context_tokens = blocks.stop * FORMAT.block_size
@@ -175,13 +202,23 @@ def test_skipped_blocks_are_not_sent(skip: int) -> None:
     asyncio.run(run())
 
 
-def test_each_offer_is_confirmed_after_its_acknowledgement() -> None:
+@pytest.mark.parametrize("skip", [0, 3])
+def test_all_offers_are_confirmed_at_once_after_the_last_acknowledgement(skip: int) -> None:
     async def run() -> None:
         pair = Pair()
-        await pair.ship(Run((0, 8)), Held(), range(8))
-        for first in (0, 2, 4, 6):
-            steps = [name for name, at, _ in pair.wire.calls if at == first]
-            assert steps == ["offer", "acknowledged", "confirm"]
+        await pair.ship(Run((0, 5), (5, 3)), Held(), range(skip, 8))
+        *before, last = pair.wire.calls
+        assert last == ("confirm", skip, 8 - skip)
+        assert {name for name, _, _ in before} == {"offer", "acknowledged"}
+
+    asyncio.run(run())
+
+
+def test_nothing_is_confirmed_where_nothing_is_missing() -> None:
+    async def run() -> None:
+        pair = Pair()
+        await pair.ship(Run((0, 4)), Held(), range(4, 4))
+        assert pair.wire.calls == []
 
     asyncio.run(run())
 
@@ -209,10 +246,7 @@ def test_receiver_of_another_format_is_refused_before_any_byte() -> None:
     async def run() -> None:
         pair = Pair()
         other = replace(RECEIVER, format=replace(FORMAT, kv_heads=2))
-        receiver = KvReceiver(
-            other, "d:1", checksums=KvTransferConfig().checksum_policy, meter=SilentMeter(), clock=pair.clock
-        )
-        pair.wire.inner = receiver
+        pair.wire.inner = receiver_of(other, KvTransferConfig(), pair.clock)
         with pytest.raises(TransferRejected, match=r"format\.kv_heads"):
             await pair.sender.connect(Ticket("r", ATTEMPT, "d:1", 2))
         assert pair.wire.calls == []
@@ -233,6 +267,36 @@ def test_lost_receiver_is_left_alone_for_a_while_and_greeted_anew() -> None:
         pair.clock.advance(KvTransferConfig().peer_rest_seconds)
         await pair.ship(Run((0, 1)), Held(), range(1))
         assert pair.wire.handshakes == 2
+
+    asyncio.run(run())
+
+
+def test_offers_in_mapped_memory_grow_and_each_is_a_span_of_its_own() -> None:
+    class Mapped(TcpOutgoing):
+        name = TransportName.SHM
+
+    class Spans(SilentTracer):
+        def __init__(self) -> None:
+            self.attributes: list[Mapping[str, object]] = []
+
+        def span(self, name: str, *, parent: str = "", **attributes: object) -> AbstractContextManager[None]:
+            self.attributes.append(attributes)
+            return nullcontext()
+
+    async def run() -> None:
+        spans, held = Spans(), Held()
+        config = KvTransferConfig(max_message_bytes=2 * SIZE, max_mapped_bytes=8 * SIZE)
+        pair = Pair(config)
+        way = Mapped(FORMAT, config.checksum_policy)
+        pair.receiver._identity = replace(RECEIVER, transports=("shm",))
+        pair.sender = KvSender(
+            SENDER, lambda _: pair.wire, [way], config=config, meter=SilentMeter(), clock=pair.clock, tracer=spans
+        )
+        await pair.ship(Run((0, 20)), held, range(20))
+        assert [call[1:] for call in pair.wire.calls if call[0] == "offer"] == [(0, 2), (2, 4), (6, 8), (14, 6)]
+        assert held.stored == {ordinal: block(ordinal) for ordinal in range(20)}
+        assert [span["blocks"] for span in spans.attributes] == [2, 4, 8, 6]
+        assert all(span["transport"] == "shm" and span["request_id"] == "r" for span in spans.attributes)
 
     asyncio.run(run())
 

@@ -64,12 +64,35 @@ def test_an_empty_pool_is_overloaded_and_does_not_spill_over(
     assert caught.value.retry_after == POOLS.retry_after_seconds
 
 
+@pytest.mark.parametrize("entries", [("tenant:acme=acme-only", "tier:gold=fast"), ("fast", "acme-only")])
+def test_the_pool_that_a_tenants_record_names_goes_before_the_map_and_may_be_kept_for_it(
+    entries: tuple[str, ...],
+) -> None:
+    config = PlannerConfig(pools=entries)
+    recorded = replace(asked_by("acme", Tier.GOLD), pool="fast")
+    plan = decide(fleet(*WORKERS), recorded, config)
+    assert chosen(plan) == (["fast-d"], [])
+    assert "dedicated_pool" in plan.reasons
+    assert chosen(decide(fleet(*WORKERS), asked_by("zeta"), config)) == (["d"], ["p"])
+
+
+def test_a_pool_of_which_nobody_has_heard_is_an_empty_one() -> None:
+    with pytest.raises(Overloaded, match="in the pool 'nowhere'"):
+        decide(fleet(*WORKERS), replace(asked_by("acme"), pool="nowhere"), POOLS)
+
+
+def test_a_plan_says_that_the_tenant_is_held_to_its_blocks() -> None:
+    assert "tenant_block_cap" in decide(fleet(*WORKERS), replace(asked_by("acme"), tenant_max_blocks=8), POOLS).reasons
+    assert "tenant_block_cap" not in decide(fleet(*WORKERS), asked_by("acme"), POOLS).reasons
+
+
 def test_without_a_map_labels_mean_nothing() -> None:
     assert sorted(chosen(decide(fleet(*WORKERS), asked_by("acme")))[0]) == ["acme-d", "d", "fast-d"]
 
 
 @pytest.mark.parametrize(
-    "entry", ["acme=x", "tenant:=x", "tenant:acme=", "tier:lead=x", "tenant:acme=a b", "tier:gold", "tier:silver=-x"]
+    "entry",
+    ["acme=x", "tenant:=x", "tenant:acme=", "tier:lead=x", "tenant:acme=a b", "tier:gold", "tier:silver=-x", "a b"],
 )
 def test_an_entry_that_is_none_is_refused_by_name(entry: str) -> None:
     with pytest.raises(ConfigError, match=r"planner\.pools must hold entries tenant:NAME=LABEL") as caught:
@@ -84,7 +107,7 @@ def test_a_tenant_or_tier_has_one_pool() -> None:
 
 
 def test_a_tenants_name_may_hold_any_character() -> None:
-    assert parse_pools(("tenant:a=b:c=pool",)).label_for("a=b:c", Tier.BRONZE) == "pool"
+    assert parse_pools(("tenant:a=b:c=pool",)).label_for(asked_by("a=b:c")) == "pool"
 
 
 def test_a_newer_planners_entries_are_passed_over() -> None:

@@ -1,0 +1,107 @@
+"""Who is let in and what it may use: tenants, quotas and the ledger, as the gateway asks the store for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from baton.core.types import (
+    Account,
+    Delivered,
+    KeyRecord,
+    LeaseState,
+    LedgerEntry,
+    Organisation,
+    Progress,
+    QuotaAlert,
+    QuotaBalance,
+    QuotaClaim,
+    QuotaGrant,
+    SettleOutcome,
+    Tenant,
+)
+
+
+class TenancyApi(Protocol):
+    """Organisations, tenants and keys as everybody sees them. StateUnavailable within the budget of a call.
+
+    Every record has an etag that changes with it. A write names the etag that the writer saw ("" for a new record,
+    "*" for whichever) and returns the new one; Conflict when another write came first.
+    """
+
+    async def account(self, key_id: str) -> Account | None:
+        """A key with its tenant and organisation, all of one moment; None when one of them does not exist."""
+        ...
+
+    async def organisation(self, name: str) -> tuple[Organisation, str] | None:
+        """The record and its etag; None when there is none."""
+        ...
+
+    async def tenant(self, name: str) -> tuple[Tenant, str] | None: ...
+
+    async def key(self, key_id: str) -> tuple[KeyRecord, str] | None: ...
+
+    async def put_organisation(self, organisation: Organisation, etag: str) -> str: ...
+
+    async def put_tenant(self, tenant: Tenant, etag: str) -> str: ...
+
+    async def put_key(self, key: KeyRecord, etag: str) -> str: ...
+
+
+class QuotaApi(Protocol):
+    """The counters that all gateways share. A reservation is Open, then ends once: settled, released or expired.
+
+    Every call raises StateUnavailable within its budget.
+    """
+
+    async def reserve(self, claim: QuotaClaim) -> QuotaGrant:
+        """Debit every bucket of the claim, or none. QuotaExceeded explains each limit in the way; InvalidRequest when
+        another request of this id and another size is open."""
+        ...
+
+    async def renew(self, organisation: str, progress: Sequence[Progress], lease_seconds: float) -> list[LeaseState]:
+        """Extend leases and note what was delivered so far; the answers are in the order of ``progress``."""
+        ...
+
+    async def settle(self, claim: QuotaClaim, delivered: Delivered) -> SettleOutcome:
+        """Charge what was delivered, refund the rest, write the ledger. A claim without a reservation (served while
+        the counters were away, or lost with them) is charged as well."""
+        ...
+
+    async def release(self, claim: QuotaClaim) -> SettleOutcome:
+        """Give everything back: the request was not served, for a reason of ours. The burst refills by itself."""
+        ...
+
+    async def expire(self) -> int:
+        """End all reservations whose lease has ended, charged for their last progress; how many."""
+        ...
+
+    async def balances(self, account: Account, model: str) -> tuple[QuotaBalance, ...]:
+        """What the limits for requests of ``model`` stand at; they change nothing."""
+        ...
+
+
+class LedgerApi(Protocol):
+    """What was charged, append-only, written in one step with the counters. Ids grow; "" is before the first."""
+
+    async def entries(self, organisation: str, after: str = "", limit: int = 1000) -> Sequence[LedgerEntry]: ...
+
+    async def alerts(self, organisation: str) -> Sequence[QuotaAlert]:
+        """The latest alerts, oldest first; a bounded number is kept."""
+        ...
+
+    async def trim(self, organisation: str, through: str) -> None:
+        """Forget entries up to and with the id ``through``, once they are kept elsewhere."""
+        ...
+
+
+class LedgerSink(Protocol):
+    """Where a ledger is kept for good: a file, a warehouse. Entries come in order, the same ones perhaps again."""
+
+    async def latest(self, organisation: str) -> str:
+        """The id of the last entry that is kept; "" for none."""
+        ...
+
+    async def append(self, organisation: str, entries: Sequence[LedgerEntry]) -> None:
+        """Returns when they are kept."""
+        ...

@@ -1,0 +1,270 @@
+"""From a claim to the buckets that it draws on, and what they count.
+
+A bucket is one level's counters, for one model or all, in one window (``WindowBucket``) or without one (``FlowBucket``:
+requests in progress, and the burst). Counters exist for every limit, and for a tenant's days, months and requests in
+progress without one, so that a limit set later finds what was used before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from baton.core.types import (
+    Account,
+    Delivered,
+    Level,
+    Limits,
+    Metric,
+    ModelLimits,
+    Prices,
+)
+from baton.state.quota.windows import MINUTE, Window, WindowKind
+
+METRICS = {
+    WindowKind.MINUTE: (
+        Metric.REQUESTS_PER_MINUTE,
+        Metric.INPUT_TOKENS_PER_MINUTE,
+        Metric.OUTPUT_TOKENS_PER_MINUTE,
+        Metric.TOKENS_PER_MINUTE,
+    ),
+    WindowKind.DAY: (Metric.TOKENS_PER_DAY,),
+    WindowKind.MONTH: (Metric.TOKENS_PER_MONTH,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Requests and tokens: what a claim adds to a bucket, or what one of its counters holds."""
+
+    requests: int = 0
+    input: int = 0
+    output: int = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.requests + other.requests, self.input + other.input, self.output + other.output)
+
+    def __sub__(self, other: Cost) -> Cost:
+        return Cost(self.requests - other.requests, self.input - other.input, self.output - other.output)
+
+    def above(self, other: Cost) -> Cost:
+        """What this has more than ``other``, nothing below zero."""
+        return Cost(
+            max(0, self.requests - other.requests),
+            max(0, self.input - other.input),
+            max(0, self.output - other.output),
+        )
+
+    def of(self, metric: Metric) -> int:
+        """The part that a window's metric counts."""
+        if metric is Metric.REQUESTS_PER_MINUTE:
+            return self.requests
+        if metric is Metric.INPUT_TOKENS_PER_MINUTE:
+            return self.input
+        if metric is Metric.OUTPUT_TOKENS_PER_MINUTE:
+            return self.output
+        return self.input + self.output
+
+
+NO_COST = Cost()
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """What an admission comes to, in the units of ``Delivered`` and ``Prices``."""
+
+    requests: int = 0
+    input: int = 0
+    cached: int = 0
+    output: int = 0
+    cost: int = 0
+    energy: int = 0
+
+    @classmethod
+    def of(cls, delivered: Delivered, prices: Prices) -> Charge:
+        """One request and what it was delivered."""
+        tokens = delivered.input_tokens, delivered.cached_tokens, delivered.output_tokens
+        return cls(1, *tokens, delivered.cost(prices), delivered.energy_millijoules)
+
+    def above(self, before: Charge) -> Charge:
+        """What is still to be charged after ``before`` was."""
+        return Charge(
+            max(0, self.requests - before.requests),
+            max(0, self.input - before.input),
+            max(0, self.cached - before.cached),
+            max(0, self.output - before.output),
+            max(0, self.cost - before.cost),
+            self.energy,
+        )
+
+    def covering(self, other: Charge) -> Charge:
+        """The least that is no part less than this or ``other``."""
+        return self.above(other).plus(other)
+
+    def plus(self, other: Charge) -> Charge:
+        return Charge(
+            self.requests + other.requests,
+            self.input + other.input,
+            self.cached + other.cached,
+            self.output + other.output,
+            self.cost + other.cost,
+            self.energy + other.energy,
+        )
+
+    @property
+    def counted(self) -> Cost:
+        """The part that buckets count."""
+        return Cost(self.requests, self.input, self.output)
+
+
+NO_CHARGE = Charge()
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Whose counters: ``model`` empty for all models together."""
+
+    level: Level
+    subject: str
+    model: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.level}:{self.subject}:{self.model}"
+
+
+@dataclass(frozen=True, slots=True)
+class WindowBucket:
+    scope: Scope
+    limits: Limits
+    window: Window
+
+    @property
+    def name(self) -> str:
+        """Unique in the organisation. The model, which may hold any character, comes last."""
+        return f"{self.window.name}:{self.scope.name}"
+
+    @property
+    def field(self) -> str:
+        return self.window.name
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        return METRICS[self.window.kind]
+
+    @property
+    def alert_limit(self) -> int | None:
+        """Days and months warn before they are used up; a minute is over before anybody reads it."""
+        return None if self.window.kind is WindowKind.MINUTE else self.limits.of(self.metrics[0]) or None
+
+
+@dataclass(frozen=True, slots=True)
+class FlowBucket:
+    scope: Scope
+    limits: Limits
+
+    @property
+    def name(self) -> str:
+        return f"flow:{self.scope.name}"
+
+    @property
+    def field(self) -> str:
+        return "flow"
+
+    @property
+    def burst(self) -> int | None:
+        return self.limits.burst
+
+    @property
+    def interval(self) -> int:
+        """Microseconds in which one request of the burst is refilled, rounded up: never faster than the limit."""
+        return -(-MINUTE // (self.limits.requests_per_minute or 1))
+
+
+@dataclass(frozen=True, slots=True)
+class WindowCounters:
+    used: Cost = NO_COST
+    reserved: Cost = NO_COST
+
+
+@dataclass(frozen=True, slots=True)
+class FlowCounters:
+    """``arrival``: when the burst will be whole again, Unix microseconds (GCRA's theoretical arrival time)."""
+
+    running: int = 0
+    arrival: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """All buckets of one claim at one moment."""
+
+    windows: tuple[WindowBucket, ...]
+    flows: tuple[FlowBucket, ...]
+
+    @property
+    def has_shadow(self) -> bool:
+        return any(bucket.limits.shadow for bucket in (*self.windows, *self.flows))
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """The counters of ``Buckets``, in its order."""
+
+    windows: tuple[WindowCounters, ...]
+    flows: tuple[FlowCounters, ...]
+
+
+def buckets_of(account: Account, model: str, window: Callable[[WindowKind, str], Window]) -> Buckets:
+    """What a request of ``model`` draws on. ``window`` gives the current one of a kind in a time zone."""
+    windows: list[WindowBucket] = []
+    flows: list[FlowBucket] = []
+    for scope, limits, zone in _scopes(account, model):
+        is_tenant = scope.level is Level.TENANT and not scope.model
+        for kind, metrics in METRICS.items():
+            always = is_tenant and kind is not WindowKind.MINUTE
+            if always or any(limits.of(metric) is not None for metric in metrics):
+                windows.append(WindowBucket(scope, limits, window(kind, zone)))
+        if is_tenant or limits.concurrency is not None or limits.burst is not None:
+            flows.append(FlowBucket(scope, limits))
+    return Buckets(tuple(windows), tuple(flows))
+
+
+def _scopes(account: Account, model: str) -> Iterator[tuple[Scope, Limits, str]]:
+    organisation, tenant, key = account.organisation, account.tenant, account.key
+    levels = (
+        (Level.ORGANISATION, organisation.name, organisation, organisation.time_zone),
+        (Level.TENANT, tenant.name, tenant, tenant.time_zone),
+        (Level.KEY, key.id, key, tenant.time_zone),
+    )
+    for level, subject, rules, zone in levels:
+        yield Scope(level, subject), rules.limits, zone
+        for rule in rules.model_limits:
+            if rule.model == model:
+                yield Scope(level, subject, model), rule.limits, zone
+
+
+def share_of(account: Account, replicas: int) -> Account:
+    """The account with every limit divided among ``replicas`` gateways, rounded down: together never more than all.
+
+    A burst stays at least 1; the minute's limit bounds it anyway.
+    """
+    if replicas <= 1:
+        return account
+
+    def share(limits: Limits) -> Limits:
+        values = {metric.value: limits.of(metric) for metric in Metric}
+        parts = {name: None if value is None else value // replicas for name, value in values.items()}
+        if parts["burst"] is not None:
+            parts["burst"] = max(1, parts["burst"]) if parts["requests_per_minute"] else None
+        return Limits(**parts, shadow=limits.shadow)
+
+    def shares(rules: tuple[ModelLimits, ...]) -> tuple[ModelLimits, ...]:
+        return tuple(replace(rule, limits=share(rule.limits)) for rule in rules)
+
+    organisation, tenant, key = account.organisation, account.tenant, account.key
+    return Account(
+        replace(organisation, limits=share(organisation.limits), model_limits=shares(organisation.model_limits)),
+        replace(tenant, limits=share(tenant.limits), model_limits=shares(tenant.model_limits)),
+        replace(key, limits=share(key.limits), model_limits=shares(key.model_limits)),
+    )

@@ -1,0 +1,77 @@
+"""The usage ledger and the alerts, as the quota scripts write them: one Redis stream each for an organisation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from redis.asyncio import Redis
+
+from baton.core.types import LedgerEntry, LedgerReason, Level, QuotaAlert
+from baton.state.config import StateConfig
+from baton.state.quota.buckets import METRICS
+from baton.state.quota.shared import organisation_prefix
+from baton.state.quota.windows import MICROSECONDS, WindowKind
+from baton.state.redis_client import within_budget
+
+Fields = Mapping[bytes, bytes]
+
+
+class RedisLedger:
+    """Implements ``LedgerApi``. Nothing is ever dropped but by ``trim``."""
+
+    def __init__(self, client: Redis, config: StateConfig) -> None:
+        self._client = client
+        self._config = config
+
+    async def entries(self, organisation: str, after: str = "", limit: int = 1000) -> Sequence[LedgerEntry]:
+        start = f"({after}" if after else "-"
+        call = self._client.xrange(self._key(organisation, "ledger"), start, "+", limit)  # pyright: ignore
+        found = cast("list[tuple[bytes, Fields]]", await within_budget(call, self._config, "read the ledger"))
+        return [_entry(entry_id.decode(), fields) for entry_id, fields in found]
+
+    async def alerts(self, organisation: str) -> Sequence[QuotaAlert]:
+        call = self._client.xrange(self._key(organisation, "alerts"))  # pyright: ignore
+        found = cast("list[tuple[bytes, Fields]]", await within_budget(call, self._config, "read quota alerts"))
+        return [_alert(fields) for _, fields in found]
+
+    async def trim(self, organisation: str, through: str) -> None:
+        milliseconds, _, sequence = through.partition("-")
+        first_kept = f"{milliseconds}-{int(sequence) + 1}"
+        call = self._client.xtrim(self._key(organisation, "ledger"), minid=first_kept, approximate=False)  # pyright: ignore
+        await within_budget(call, self._config, "trim the ledger")
+
+    def _key(self, organisation: str, stream: str) -> str:
+        return organisation_prefix(self._config.namespace, organisation) + stream
+
+
+def _entry(entry_id: str, fields: Fields) -> LedgerEntry:
+    return LedgerEntry(
+        id=entry_id,
+        debited_at=int(fields[b"at"]),
+        reason=LedgerReason(fields[b"reason"].decode()),
+        request_id=fields[b"request"].decode(),
+        tenant=fields[b"tenant"].decode(),
+        key_id=fields[b"key"].decode(),
+        model=fields[b"model"].decode(),
+        requests=int(fields[b"requests"]),
+        input_tokens=int(fields[b"input"]),
+        cached_tokens=int(fields[b"cached"]),
+        output_tokens=int(fields[b"output"]),
+        cost=int(fields[b"cost"]),
+        energy_millijoules=int(fields[b"energy"]),
+    )
+
+
+def _alert(fields: Fields) -> QuotaAlert:
+    kind, start, level, subject, model = fields[b"bucket"].decode().split(":", 4)
+    return QuotaAlert(
+        level=Level(level),
+        subject=subject,
+        model=model,
+        metric=METRICS[WindowKind(kind)][0],
+        window_start=int(start) * MICROSECONDS,
+        percent=int(fields[b"percent"]),
+        limit=int(fields[b"limit"]),
+        used=int(fields[b"used"]),
+    )

@@ -1,0 +1,321 @@
+"""Quotas of one process: the twin of ``SharedQuota``, and what a gateway counts with while Redis is away."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from baton.core.clock import Clock
+from baton.core.errors import QuotaExceeded
+from baton.core.types import (
+    NOTHING_DELIVERED,
+    Account,
+    Delivered,
+    LeaseState,
+    LedgerEntry,
+    LedgerReason,
+    Progress,
+    QuotaAlert,
+    QuotaBalance,
+    QuotaClaim,
+    QuotaGrant,
+    SettleOutcome,
+)
+from baton.state.quota.buckets import (
+    NO_CHARGE,
+    NO_COST,
+    Buckets,
+    Charge,
+    Cost,
+    Counters,
+    FlowCounters,
+    WindowBucket,
+    WindowCounters,
+    buckets_of,
+)
+from baton.state.quota.claims import check_claim, member_of, size_in_use
+from baton.state.quota.verdict import alert_percent, balances, debited, judge
+from baton.state.quota.windows import MICROSECONDS, MINUTE, Calendar
+
+WINDOW_KEPT = 2 * MINUTE  # after its end
+EXPIRED_KEPT = 24 * 60 * MINUTE
+
+
+@dataclass(slots=True)
+class _Window:
+    """``warned``: the highest percentage alerted. ``bucket`` as the latest claim brought it."""
+
+    bucket: WindowBucket
+    counters: WindowCounters = WindowCounters()
+    warned: int = 0
+
+
+@dataclass(slots=True)
+class _Reservation:
+    """``cost`` is what it holds, ``charged`` what an ended lease of it was charged. Times in Unix microseconds."""
+
+    claim: QuotaClaim
+    buckets: Buckets
+    cost: Cost
+    charged: Charge
+    debited_at: int
+    lease_end: int
+    progress: Delivered = NOTHING_DELIVERED
+    is_open: bool = True
+
+
+@dataclass(slots=True)
+class _Books:
+    """One organisation's. ``ended`` remembers how admissions ended, by member and owner, and until when."""
+
+    windows: dict[str, _Window] = field(default_factory=dict[str, _Window])
+    flows: dict[str, FlowCounters] = field(default_factory=dict[str, FlowCounters])
+    reservations: dict[str, _Reservation] = field(default_factory=dict[str, _Reservation])
+    ended: dict[tuple[str, str], tuple[SettleOutcome, int]] = field(
+        default_factory=dict[tuple[str, str], tuple[SettleOutcome, int]]
+    )
+    ledger: list[LedgerEntry] = field(default_factory=list[LedgerEntry])
+    alerts: list[QuotaAlert] = field(default_factory=list[QuotaAlert])
+    entries: int = 0
+    tidied: int = 0
+
+
+class MemoryQuota:
+    """Implements ``QuotaApi`` and ``LedgerApi``. Time is the wall time of the clock.
+
+    ``kept_entries``: how many entries of each organisation's ledger and alerts are kept; None: all.
+    """
+
+    def __init__(self, clock: Clock, *, remember_seconds: float = 600.0, kept_entries: int | None = None) -> None:
+        self._clock = clock
+        self._calendar = Calendar()
+        self._remember = round(remember_seconds * MICROSECONDS)
+        self._kept_entries = kept_entries
+        self._books: dict[str, _Books] = {}
+
+    async def reserve(self, claim: QuotaClaim) -> QuotaGrant:
+        member = check_claim(claim)
+        books, now = self._of(claim), self._now()
+        self._expire_due(books, now)
+        buckets = self._buckets(claim.account, claim.model, now)
+        known = books.reservations.get(member)
+        same_size = known is not None and _size(known.claim) == _size(claim)
+        if known is not None and known.is_open:
+            if not same_size:
+                raise size_in_use(claim)
+            return self._take_over(books, known, claim, buckets, now)
+        charged = known.charged if known is not None and same_size else NO_CHARGE
+        cost = Cost(1, claim.input_tokens, claim.output_tokens).above(charged.counted)
+        verdict = judge(buckets, _counters(books, buckets), cost, now)
+        if verdict.refused:
+            self._warn_exhausted(books, buckets, cost)
+            raise QuotaExceeded.of(verdict.refused)
+        for bucket in buckets.windows:
+            window = books.windows.setdefault(bucket.name, _Window(bucket))
+            window.bucket = bucket
+            window.counters = replace(window.counters, reserved=window.counters.reserved + cost)
+        for bucket in buckets.flows:
+            flow = books.flows.get(bucket.name, FlowCounters())
+            books.flows[bucket.name] = debited(bucket, flow, cost.requests, now)
+        if known is not None:
+            books.ended[member, known.claim.owner] = SettleOutcome.SUPERSEDED, now + self._remember
+        lease_end = now + round(claim.lease_seconds * MICROSECONDS)
+        books.reservations[member] = _Reservation(claim, buckets, cost, charged, now, lease_end)
+        return QuotaGrant(balances(buckets, _counters(books, buckets), now), verdict.shadowed)
+
+    async def renew(self, organisation: str, progress: Sequence[Progress], lease_seconds: float) -> list[LeaseState]:
+        books = self._books.setdefault(organisation, _Books())
+        return [self._renew(books, each, lease_seconds) for each in progress]
+
+    async def settle(self, claim: QuotaClaim, delivered: Delivered) -> SettleOutcome:
+        return self._end(claim, Charge.of(delivered, claim.prices), charge_unreserved=True)
+
+    async def release(self, claim: QuotaClaim) -> SettleOutcome:
+        return self._end(claim, NO_CHARGE, charge_unreserved=False)
+
+    async def expire(self) -> int:
+        now = self._now()
+        return sum(self._expire_due(books, now) for books in self._books.values())
+
+    async def balances(self, account: Account, model: str) -> tuple[QuotaBalance, ...]:
+        books, now = self._books.setdefault(account.organisation.name, _Books()), self._now()
+        buckets = self._buckets(account, model, now)
+        return balances(buckets, _counters(books, buckets), now)
+
+    async def entries(self, organisation: str, after: str = "", limit: int = 1000) -> Sequence[LedgerEntry]:
+        ledger = self._books.setdefault(organisation, _Books()).ledger
+        return [entry for entry in ledger if entry.id > after][:limit]
+
+    async def alerts(self, organisation: str) -> Sequence[QuotaAlert]:
+        return list(self._books.setdefault(organisation, _Books()).alerts)
+
+    async def trim(self, organisation: str, through: str) -> None:
+        books = self._books.setdefault(organisation, _Books())
+        books.ledger = [entry for entry in books.ledger if entry.id > through]
+
+    # --- one step of each -------------------------------------------------------------------------------------------
+
+    def _take_over(
+        self, books: _Books, known: _Reservation, claim: QuotaClaim, buckets: Buckets, now: int
+    ) -> QuotaGrant:
+        member = check_claim(claim)
+        books.ended[member, known.claim.owner] = SettleOutcome.SUPERSEDED, now + self._remember
+        known.claim = replace(known.claim, owner=claim.owner)
+        known.lease_end = now + round(claim.lease_seconds * MICROSECONDS)
+        return QuotaGrant(balances(buckets, _counters(books, buckets), now), taken_over=True)
+
+    def _renew(self, books: _Books, progress: Progress, lease_seconds: float) -> LeaseState:
+        member = member_of(progress.tenant, progress.request_id)
+        known = books.reservations.get(member)
+        if known is None:
+            is_superseded = self._ended(books, member, progress.owner) is SettleOutcome.SUPERSEDED
+            return LeaseState.SUPERSEDED if is_superseded else LeaseState.MISSING
+        if known.claim.owner != progress.owner:
+            return LeaseState.SUPERSEDED
+        if not known.is_open:
+            return LeaseState.EXPIRED
+        known.progress = progress.delivered
+        known.lease_end = self._now() + round(lease_seconds * MICROSECONDS)
+        return LeaseState.RENEWED
+
+    def _end(self, claim: QuotaClaim, total: Charge, *, charge_unreserved: bool) -> SettleOutcome:
+        member, books, now = check_claim(claim), self._of(claim), self._now()
+        known = books.reservations.get(member)
+        ended = self._ended(books, member, claim.owner)
+        if known is not None and known.claim.owner == claim.owner:
+            self._close(books, known, total, LedgerReason.SETTLED if known.is_open else LedgerReason.LATE)
+            del books.reservations[member]
+            outcome = SettleOutcome.SETTLED
+        elif ended is not None:
+            return ended
+        elif known is not None:
+            return SettleOutcome.SUPERSEDED
+        elif charge_unreserved:
+            self._charge(books, claim, total, now)
+            outcome = SettleOutcome.SETTLED
+        else:
+            return SettleOutcome.ALREADY
+        books.ended[member, claim.owner] = SettleOutcome.ALREADY, now + self._remember
+        return outcome
+
+    def _ended(self, books: _Books, member: str, owner: str) -> SettleOutcome | None:
+        """How an admission ended, as long as that is remembered."""
+        outcome, until = books.ended.get((member, owner), (None, 0))
+        return outcome if self._now() < until else None
+
+    def _charge(self, books: _Books, claim: QuotaClaim, total: Charge, now: int) -> None:
+        for bucket in self._buckets(claim.account, claim.model, now).windows:
+            window = books.windows.setdefault(bucket.name, _Window(bucket))
+            window.bucket = bucket
+            self._move(books, bucket.name, NO_COST, total.counted)
+        self._book(books, claim, total, now, LedgerReason.UNRESERVED)
+
+    def _expire_due(self, books: _Books, now: int) -> int:
+        self._tidy(books, now)
+        open_ones = ((known.lease_end, member) for member, known in books.reservations.items() if known.is_open)
+        due = sorted(lease for lease in open_ones if lease[0] <= now)
+        for _, member in due:
+            known = books.reservations[member]
+            total = Charge.of(known.progress, known.claim.prices)
+            self._close(books, known, total, LedgerReason.EXPIRED)
+            known.charged = total.covering(known.charged)
+            known.cost, known.is_open = NO_COST, False
+        return len(due)
+
+    def _close(self, books: _Books, known: _Reservation, total: Charge, reason: LedgerReason) -> None:
+        charge = total.above(known.charged)
+        for bucket in known.buckets.windows:
+            self._move(books, bucket.name, known.cost, charge.counted)
+        if known.is_open:
+            for bucket in known.buckets.flows:
+                flow = books.flows.get(bucket.name, FlowCounters())
+                books.flows[bucket.name] = replace(flow, running=max(0, flow.running - 1))
+        if charge != NO_CHARGE:
+            self._book(books, known.claim, charge, known.debited_at, reason)
+
+    def _move(self, books: _Books, name: str, held: Cost, used: Cost) -> None:
+        window = books.windows.get(name)
+        if window is None:
+            return
+        before = window.counters
+        window.counters = WindowCounters(before.used + used, before.reserved - held)
+        limit, counted = window.bucket.alert_limit, window.counters.used
+        if limit is not None and (percent := alert_percent(limit, counted.input + counted.output)) > window.warned:
+            self._warn(books, window, percent, limit)
+
+    def _warn(self, books: _Books, window: _Window, percent: int, limit: int) -> None:
+        window.warned = percent
+        scope, used = window.bucket.scope, window.counters.used
+        alert = QuotaAlert(
+            scope.level,
+            scope.subject,
+            scope.model,
+            window.bucket.metrics[0],
+            window.bucket.window.start,
+            percent,
+            limit,
+            used.input + used.output,
+        )
+        books.alerts.append(alert)
+
+    def _warn_exhausted(self, books: _Books, buckets: Buckets, cost: Cost) -> None:
+        """A refusal tells that a day or month is used up, whatever is only reserved of it."""
+        for bucket in buckets.windows:
+            window, limit = books.windows.get(bucket.name), bucket.alert_limit
+            if window is None or limit is None or bucket.metrics[0] in bucket.limits.shadow or window.warned == 100:
+                continue
+            counted = window.counters.used + window.counters.reserved + cost
+            if cost.input + cost.output > 0 and counted.input + counted.output > limit:
+                self._warn(books, window, 100, limit)
+
+    def _book(self, books: _Books, claim: QuotaClaim, charge: Charge, debited_at: int, reason: LedgerReason) -> None:
+        books.entries += 1
+        entry = LedgerEntry(
+            id=f"{self._now() // 1000:013d}-{books.entries:09d}",
+            debited_at=debited_at,
+            reason=reason,
+            request_id=claim.request_id,
+            tenant=claim.account.tenant.name,
+            key_id=claim.account.key.id,
+            model=claim.model,
+            requests=charge.requests,
+            input_tokens=charge.input,
+            cached_tokens=charge.cached,
+            output_tokens=charge.output,
+            cost=charge.cost,
+            energy_millijoules=charge.energy,
+        )
+        books.ledger.append(entry)
+        if self._kept_entries is not None:
+            del books.ledger[: -self._kept_entries], books.alerts[: -self._kept_entries]
+
+    def _tidy(self, books: _Books, now: int) -> None:
+        """Forget what Redis lets expire, once a minute."""
+        if now - books.tidied < MINUTE:
+            return
+        books.tidied = now
+        books.windows = {n: w for n, w in books.windows.items() if now < w.bucket.window.end + WINDOW_KEPT}
+        books.flows = {n: f for n, f in books.flows.items() if f.running > 0 or f.arrival > now}
+        books.ended = {k: e for k, e in books.ended.items() if now < e[1]}
+        books.reservations = {
+            m: r for m, r in books.reservations.items() if r.is_open or now < r.lease_end + EXPIRED_KEPT
+        }
+
+    def _of(self, claim: QuotaClaim) -> _Books:
+        return self._books.setdefault(claim.account.organisation.name, _Books())
+
+    def _buckets(self, account: Account, model: str, now: int) -> Buckets:
+        return buckets_of(account, model, lambda kind, zone: self._calendar.window(kind, zone, now))
+
+    def _now(self) -> int:
+        return round(self._clock.wall() * MICROSECONDS)
+
+
+def _size(claim: QuotaClaim) -> tuple[int, int]:
+    return claim.input_tokens, claim.output_tokens
+
+
+def _counters(books: _Books, buckets: Buckets) -> Counters:
+    windows = (books.windows[b.name].counters if b.name in books.windows else WindowCounters() for b in buckets.windows)
+    flows = (books.flows.get(bucket.name, FlowCounters()) for bucket in buckets.flows)
+    return Counters(tuple(windows), tuple(flows))

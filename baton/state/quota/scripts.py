@@ -1,0 +1,120 @@
+"""The quota scripts, called over one connection: calls that come while others are on their way go together next.
+
+A call for each request at once would take a connection each, and most of the time in system calls. So bursts of
+thousands cost one round trip for every ``BATCH`` of them, and a lone call no more than it would anyway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import deque
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Protocol, cast
+
+from redis.asyncio import Redis
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+
+from baton.core.errors import StateUnavailable
+from baton.state.redis_client import within
+
+NAMES = ("reserve", "settle", "charge", "renew", "expire")
+BATCH = 64  # some milliseconds of the server's time
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    name: str
+    arguments: tuple[str | int, ...]  # the routing key and what the script takes
+    answer: asyncio.Future[object]
+
+
+class _Evaluator(Protocol):
+    """What a Redis client and a pipeline have in common here."""
+
+    def evalsha(self, sha: str, numkeys: int, *keys_and_args: str | int) -> object: ...
+
+
+class Scripts:
+    """Called by hash; a server that does not know one (it restarted) is sent the text.
+
+    A batch that has no answer within ``budget`` seconds fails, and all that waited behind it: nobody waits in vain for
+    his own turn.
+    """
+
+    def __init__(self, client: Redis, budget: float) -> None:
+        self._client = client
+        self._budget = budget
+        folder = resources.files("baton.state.quota")
+        common = folder.joinpath("common.lua").read_text(encoding="utf-8")
+        self._texts = {
+            name: f"{common}\n{folder.joinpath(f'{name}.lua').read_text(encoding='utf-8')}" for name in NAMES
+        }
+        self._hashes = {name: hashlib.sha1(text.encode()).hexdigest() for name, text in self._texts.items()}
+        self._waiting: deque[_Call] = deque()
+        self._sender: asyncio.Task[None] | None = None
+
+    async def call(self, name: str, prefix: str, *arguments: str | int) -> object:
+        """The script's answer. ``prefix`` begins every key that it touches; one of them routes the call.
+
+        Raises StateUnavailable.
+        """
+        answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Call(name, (f"{prefix}open", prefix, *arguments), answer))
+        if self._sender is None:
+            self._sender = asyncio.create_task(self._send_all(), name="quota scripts")
+        return await answer
+
+    async def _send_all(self) -> None:
+        """Lives as long as somebody waits."""
+        try:
+            while self._waiting:
+                batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
+                batch = [call for call in batch if not call.answer.cancelled()]
+                try:
+                    await self._send(batch)
+                except StateUnavailable as error:
+                    self._fail([*batch, *self._waiting], error)
+                    self._waiting.clear()
+        finally:
+            self._sender = None
+
+    def _fail(self, calls: Sequence[_Call], error: StateUnavailable) -> None:
+        for call in calls:
+            if not call.answer.done():
+                call.answer.set_exception(StateUnavailable(f"quota {call.name}: {error.message}"))
+
+    async def _send(self, batch: Sequence[_Call]) -> None:
+        answers = await within(self._answers(batch), self._budget, "quota")
+        unknown = [at for at, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
+        if unknown:
+            for name in {batch[at].name for at in unknown}:
+                await within(self._client.script_load(self._texts[name]), self._budget, "load a quota script")
+            again = await within(self._answers([batch[at] for at in unknown]), self._budget, "quota")
+            for at, answer in zip(unknown, again, strict=True):
+                answers[at] = answer
+        for call, answer in zip(batch, answers, strict=True):
+            if call.answer.done():
+                continue  # its caller went away
+            if isinstance(answer, RedisError):
+                call.answer.set_exception(StateUnavailable(f"quota {call.name}: {answer}"))
+            else:
+                call.answer.set_result(answer)
+
+    async def _answers(self, batch: Sequence[_Call]) -> list[object]:
+        """Errors of single calls are among the answers. A pipeline costs a lone call more than it saves."""
+        if len(batch) == 1:
+            try:
+                return [await cast("Awaitable[object]", self._evaluate(self._client, batch[0]))]
+            except ResponseError as error:
+                return [error]
+        async with self._client.pipeline(transaction=False) as pipe:
+            for call in batch:
+                self._evaluate(pipe, call)
+            return cast("list[object]", await pipe.execute(raise_on_error=False))
+
+    def _evaluate(self, where: object, call: _Call) -> object:
+        """At once by a client, later by a pipeline."""
+        return cast(_Evaluator, where).evalsha(self._hashes[call.name], 1, *call.arguments)

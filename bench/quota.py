@@ -1,0 +1,271 @@
+"""``baton bench quota``: admissions over loopback Redis. Latency of one, throughput of many, memory of a tenant.
+
+* latency: one gateway, one admission after the other: reserve and settle, each a script of its own;
+* throughput: several gateway processes, each with many admissions at once, over many tenants. The server's processor
+  time a script says how many one core of it answers, whatever the gateways on the same machine take away from it;
+* frozen: the server is stopped under load: the longest that a request waited to be admitted without it;
+* memory: what the server keeps for a tenant with three keys, all limits on.
+
+"all limits on" are the eight of a tenant; ``--levels 3`` has them at organisation and key, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import uvloop
+
+from baton.cli.terminal import say, table
+from baton.core.clock import RandomIds, SystemClock
+from baton.core.deadline import Deadline
+from baton.core.telemetry import SilentMeter
+from baton.core.types import Account, Delivered, KeyRecord, Limits, Organisation, QuotaClaim, Tenant
+from baton.state.config import StateConfig
+from baton.state.embedded import embedded_server
+from baton.state.quota.memory import MemoryQuota
+from baton.state.quota.shared import SharedQuota
+from baton.state.redis_client import connect
+from bench.machine import hardware, versions
+from bench.metrics import percentiles
+from gateway.admission import Admission, AdmissionPolicy
+
+PASSWORD = "bench"
+PATIENT_MS = 30_000.0  # a benchmark of one machine measures, it does not give up
+PLENTY = 10**10
+ROOMY = Limits(PLENTY, PLENTY, PLENTY, PLENTY, PLENTY, PLENTY, PLENTY, PLENTY)
+KEYS = 3  # of a tenant
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaPlan:
+    admissions: int
+    tenants: int
+    levels: int
+    gateways: int
+    at_once: int
+    seed: int
+
+
+def account(tenant: int, key: int, levels: int) -> Account:
+    """Each tenant is an organisation of its own."""
+    above = ROOMY if levels == 3 else Limits()
+    name = f"tenant-{tenant}"
+    record = KeyRecord(f"key-{tenant}-{key}", name, "", "", limits=above)
+    return Account(Organisation(name, above), Tenant(name, name, limits=ROOMY), record)
+
+
+def state(url: str, budget_ms: float = PATIENT_MS) -> StateConfig:
+    return StateConfig(url, PASSWORD, budget_ms, budget_ms, namespace="bench", quota_budget_ms=budget_ms)
+
+
+def claims(plan: QuotaPlan, label: str) -> list[QuotaClaim]:
+    draw = random.Random(f"{plan.seed}/{label}")
+    accounts = [account(tenant, key, plan.levels) for tenant in range(plan.tenants) for key in range(KEYS)]
+    return [
+        QuotaClaim(f"{label}-{number}", label, draw.choice(accounts), "model", 1000, 200)
+        for number in range(plan.admissions)
+    ]
+
+
+# --- latency ----------------------------------------------------------------------------------------------------------
+
+
+async def latency(url: str, plan: QuotaPlan) -> dict[str, Any]:
+    """Milliseconds of reserve and settle, one after the other; an eighth more goes before, to warm up."""
+    reserved: list[float] = []
+    settled: list[float] = []
+    config = state(url)
+    async with connect(config) as client:
+        quota = SharedQuota(client, config, SystemClock())
+        for claim in claims(plan, "latency"):
+            started = time.perf_counter()
+            await quota.reserve(claim)
+            between = time.perf_counter()
+            await quota.settle(claim, Delivered(1000, 0, 100))
+            reserved.append((between - started) * 1000)
+            settled.append((time.perf_counter() - between) * 1000)
+    warm = plan.admissions // 8
+    return {"reserve_ms": percentiles(reserved[warm:]), "settle_ms": percentiles(settled[warm:])}
+
+
+# --- throughput -------------------------------------------------------------------------------------------------------
+
+
+async def admit_all(url: str, plan: QuotaPlan, name: str) -> float:
+    """Seconds in which one gateway reserves and settles all its claims, ``at_once`` of them at a time."""
+    config = state(url)
+    waiting = iter(claims(plan, name))
+    async with connect(config) as client:
+        quota = SharedQuota(client, config, SystemClock())
+
+        async def worker() -> None:
+            for claim in waiting:
+                await quota.reserve(claim)
+                await quota.settle(claim, Delivered(1000, 0, 100))
+
+        started = time.perf_counter()
+        await asyncio.gather(*(worker() for _ in range(plan.at_once)))
+        return time.perf_counter() - started
+
+
+def throughput(url: str, pid: int, plan: QuotaPlan) -> dict[str, Any]:
+    server = psutil.Process(pid)
+    before = _cpu_seconds(server)
+    command = [sys.executable, "-m", "bench.quota", "--gateway", url, json.dumps(asdict(plan))]
+    gateways = [subprocess.Popen([*command, f"g{number}"], stdout=subprocess.PIPE) for number in range(plan.gateways)]
+    seconds = [float(gateway.communicate()[0]) for gateway in gateways]
+    used = _cpu_seconds(server) - before
+    admissions = plan.gateways * plan.admissions
+    return {
+        "admissions_per_second": admissions / max(seconds),
+        "server_us_per_admission": used / admissions * 1e6,
+        "admissions_per_second_of_one_server_core": admissions / used,
+        "scripts_per_second_of_one_server_core": 2 * admissions / used,
+    }
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+# --- frozen -----------------------------------------------------------------------------------------------------------
+
+
+async def frozen(url: str, pid: int, plan: QuotaPlan) -> dict[str, Any]:
+    """Milliseconds until a request was admitted, for requests that come while the server is stopped."""
+    config, clock = state(url, StateConfig().quota_budget_ms), SystemClock()
+    waits: list[float] = []
+    async with connect(config) as client:
+        shared, local = SharedQuota(client, config, clock), MemoryQuota(clock)
+        admission = Admission(
+            shared, local, clock=clock, ids=RandomIds(), meter=SilentMeter(), policy=AdmissionPolicy()
+        )
+
+        async def ask(claim: QuotaClaim) -> None:
+            started = time.perf_counter()
+            async with admission.admitted(claim, Deadline(None)):
+                waits.append((time.perf_counter() - started) * 1000)
+
+        async with admission.running():
+            with stopped(pid):
+                async with asyncio.TaskGroup() as group:
+                    for claim in claims(plan, "frozen")[:1000]:
+                        group.create_task(ask(claim))
+                        await asyncio.sleep(0.001)
+            while admission.degraded or admission.waiting:  # noqa: ASYNC110 (nobody tells when it is over)
+                await asyncio.sleep(0.01)
+    return {"admitted_after_ms": percentiles(waits), "longest_ms": max(waits)}
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+async def memory(url: str, plan: QuotaPlan) -> dict[str, Any]:
+    """Bytes that the server uses for each tenant after one admission of each of its keys, its ledger included."""
+    config = state(url)
+    async with connect(config) as client:
+        await client.execute_command("FLUSHALL", "SYNC")  # and not freed in the background, while we count
+        quota = SharedQuota(client, config, SystemClock())
+        before = (await client.info("memory"))["used_memory"]
+        for tenant in range(plan.tenants):
+            for key in range(KEYS):
+                claim = QuotaClaim(f"m-{key}", "memory", account(tenant, key, plan.levels), "model", 1000, 200)
+                await quota.reserve(claim)
+                await quota.settle(claim, Delivered(1000, 0, 100))
+        after = (await client.info("memory"))["used_memory"]
+    return {"bytes_per_tenant": round((after - before) / plan.tenants)}
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def run(plan: QuotaPlan) -> dict[str, Any]:
+    with embedded_server(PASSWORD) as (url, pid):
+        figures: dict[str, Any] = {"latency": uvloop.run(latency(url, plan))}
+        figures["throughput"] = throughput(url, pid, plan)
+        figures["memory"] = uvloop.run(memory(url, plan))
+        figures["frozen"] = uvloop.run(frozen(url, pid, plan))
+    return figures
+
+
+def show(document: dict[str, Any]) -> str:
+    figures = document["figures"]
+    latencies, many = figures["latency"], figures["throughput"]
+    rows = [
+        [name, f"{latencies[name]['p50']:.3f} ms", f"{latencies[name]['p99']:.3f} ms"]
+        for name in ("reserve_ms", "settle_ms")
+    ]
+    rows += [
+        [name, f"{many[name]:,.0f}", ""]
+        for name in (
+            "admissions_per_second",
+            "admissions_per_second_of_one_server_core",
+            "scripts_per_second_of_one_server_core",
+        )
+    ]
+    rows.append(["longest wait with a stopped server", f"{figures['frozen']['longest_ms']:.1f} ms", ""])
+    rows.append(["bytes a tenant", f"{figures['memory']['bytes_per_tenant']:,}", ""])
+    return table(["", "p50 or value", "p99"], rows)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    if arguments[:1] == ["--gateway"]:
+        _, url, plan_text, name = arguments
+        print(uvloop.run(admit_all(url, QuotaPlan(**json.loads(plan_text)), name)))
+        return 0
+    parser = argparse.ArgumentParser(prog="baton bench quota", description=__doc__)
+    parser.add_argument("--admissions", type=int, default=4000, help="of each gateway (default %(default)s)")
+    parser.add_argument("--tenants", type=int, default=1000, help="with three keys each (default %(default)s)")
+    parser.add_argument("--levels", type=int, choices=(1, 3), default=1, help="levels with all limits on")
+    parser.add_argument("--gateways", type=int, default=2, help="processes for the throughput (default %(default)s)")
+    parser.add_argument("--at-once", type=int, default=64, help="admissions at once of each (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--save", type=Path, help="write the JSON document here")
+    given = parser.parse_args(arguments)
+    plan = QuotaPlan(given.admissions, given.tenants, given.levels, given.gateways, given.at_once, given.seed)
+    document = {
+        "command": shlex.join(["baton", "bench", "quota", *arguments]),
+        "hardware": hardware(),
+        "versions": versions(),
+        "load_average": statistics.fmean(os.getloadavg()),
+        "plan": asdict(plan),
+        "figures": run(plan),
+    }
+    if given.save is None:
+        print(json.dumps(document, indent=1))
+    else:
+        given.save.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    say(show(document))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,329 @@
+"""``baton bench transfer``: the hand-over of a prompt's KV between two workers of this machine, by each transport.
+
+Each worker is what it is in production: a front and an engine process. The prompt is computed before; what is timed is
+the hand-over of all its blocks, from the first one's reading to the last one's confirmation: checksums, copies,
+verification and both phases of the acknowledgement. In the same run, by turns: one thread's memcpy of as many bytes,
+and a bare grpc.aio loop that moves as many between the same two fronts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import shlex
+import statistics
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from baton.cli.subcommands import integer
+from baton.cli.terminal import say, table
+from baton.core.api import PrefillRun
+from baton.core.clock import SystemClock
+from baton.core.errors import ConfigError
+from baton.core.memory import keep_large_buffers
+from baton.core.streams import closing
+from baton.core.telemetry import SilentMeter
+from baton.core.types import FilledBlocks, FirstToken
+from baton.engine.client import EngineClient, spawn_engine
+from baton.engine.config import EngineConfig
+from baton.rpc.channels import open_channel
+from baton.rpc.kvreceiver import KvReceiverClient
+from bench.bare_grpc import BareLoop, bare_loop
+from bench.machine import hardware, versions
+from bench.metrics import spread
+from bench.random_model import with_context
+from bench.shapes import Batch, Range
+from bench.transfer_peer import Peer, peer, request_of
+from services.kvtransfer.config import KvTransferConfig
+from services.kvtransfer.sender import KvSender
+from services.kvtransfer.transport import TransportName
+from services.kvtransfer.transports import open_transports
+
+COMMAND = "baton bench transfer"
+EPOCH = 1
+CHUNKS = 8
+MEMCPY, BARE = "memcpy", "bare_grpc"
+
+
+@dataclass(frozen=True, slots=True)
+class TransferPlan:
+    """What to hand over, and how often."""
+
+    model: str
+    dtype: str
+    tokens: tuple[int, ...]
+    repeats: int
+    checksums: str
+    overlap: bool
+    output: Path | None
+    command: str
+
+
+class ComputedRun:
+    """A prefill that has been computed: all of its blocks are filled from the beginning. Satisfies ``PrefillRun``."""
+
+    def __init__(self, run: PrefillRun, blocks: FilledBlocks) -> None:
+        self._run = run
+        self._blocks = blocks
+
+    @property
+    def cached_tokens(self) -> int:
+        return self._run.cached_tokens
+
+    async def filled(self) -> AsyncIterator[FilledBlocks]:
+        yield self._blocks
+
+    async def read_blocks(self, first_block: int, block_count: int) -> bytes:
+        return await self._run.read_blocks(first_block, block_count)
+
+    def block_ids(self, first_block: int, block_count: int) -> tuple[int, ...]:
+        return self._run.block_ids(first_block, block_count)
+
+    async def digest_blocks(self, first_block: int, filled: int, strong: bytes) -> tuple[bytes, ...]:
+        return await self._run.digest_blocks(first_block, filled, strong)
+
+    async def send_blocks(
+        self, first_block: int, link: int, number: int, filled: int, strong: bytes
+    ) -> tuple[bytes, ...]:
+        return await self._run.send_blocks(first_block, link, number, filled, strong)
+
+    async def first_token(self) -> FirstToken:
+        return await self._run.first_token()
+
+
+@asynccontextmanager
+async def computed(engine: EngineClient, tokens: int) -> AsyncIterator[ComputedRun]:
+    async with engine.prefill(request_of(tokens)) as run, closing(run.filled()) as filled:
+        count = 0
+        async for blocks in filled:
+            count = blocks.first_block + blocks.block_count
+        await run.first_token()
+        yield ComputedRun(run, FilledBlocks(0, count, tokens))
+
+
+class Memcpy:
+    """One thread's copy between two buffers that no cache holds."""
+
+    def __init__(self, size: int) -> None:
+        self._source, self._target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
+
+    async def __call__(self) -> None:
+        np.copyto(self._target, self._source)
+
+
+class TransferBench:
+    def __init__(
+        self, engine: EngineClient, step_tokens: int, other: Peer, senders: dict[str, KvSender], bare: BareLoop
+    ) -> None:
+        """``step_tokens``: how many of a prompt the engine computes in a step, a chunk."""
+        self._engine = engine
+        self._step_tokens = step_tokens
+        self._other = other
+        self._senders = senders
+        self._bare = bare
+        self._clock = SystemClock()
+
+    async def measure(self, tokens: int, repeats: int, message: int) -> dict[str, Any]:
+        """GB/s of every way, by turns; the first turn is not counted."""
+        layout = self._engine.card.format
+        size = tokens * (layout.block_bytes // layout.block_size)
+        payload, memcpy = b"\1" * message, Memcpy(size)
+        seconds: dict[str, list[float]] = {}
+        async with computed(self._engine, tokens) as run:
+            for turn in range(repeats + 1):
+                ways = {MEMCPY: memcpy, BARE: lambda: self._bare.move(size, payload)}
+                taken = {name: await self._timed(way) for name, way in ways.items()}
+                for name in self._senders:
+                    taken[name] = await self._hand_over(name, run, tokens)
+                if turn:
+                    for name, each in taken.items():
+                        seconds.setdefault(name, []).append(each)
+        return _summary(tokens, size, seconds)
+
+    async def overlap(self, name: str, repeats: int) -> dict[str, Any]:
+        """What the hand-over of a prompt of ``CHUNKS`` chunks adds to its first token: the time from that token to the
+        last confirmation. Beside it, the time that handing over one chunk takes by itself."""
+        added: list[float] = []
+        alone: list[float] = []
+        async with computed(self._engine, self._step_tokens) as chunk:
+            for turn in range(repeats):
+                alone.append(await self._hand_over(name, chunk, self._step_tokens))
+                added.append(await self._streamed(name, CHUNKS * self._step_tokens, salt=1 + turn))
+        added_ms, chunk_ms = 1000 * statistics.median(added), 1000 * statistics.median(alone)
+        return {
+            "transport": name,
+            "tokens": CHUNKS * self._step_tokens,
+            "chunks": CHUNKS,
+            "added_ms": round(added_ms, 3),
+            "chunk_ms": round(chunk_ms, 3),
+            "added_chunk_times": round(added_ms / chunk_ms, 3),
+        }
+
+    async def _streamed(self, name: str, tokens: int, *, salt: int) -> float:
+        """Seconds from the first token of a prompt that is being computed to the end of its hand-over."""
+        sender = self._senders[name]
+        async with self._other.ticket(tokens) as ticket:
+            await sender.connect(ticket)
+            async with self._engine.prefill(request_of(tokens, salt)) as run, asyncio.TaskGroup() as group:
+                drawn = group.create_task(self._first_token_at(run))
+                await sender.ship(ticket, run, 0)
+                ended = self._clock.now()
+        return max(0.0, ended - drawn.result())
+
+    async def _first_token_at(self, run: PrefillRun) -> float:
+        await run.first_token()
+        return self._clock.now()
+
+    async def _hand_over(self, name: str, run: ComputedRun, tokens: int) -> float:
+        async with self._other.ticket(tokens) as ticket:
+            sender = self._senders[name]
+            await sender.connect(ticket)
+            return await self._timed(lambda: sender.ship(ticket, run, 0))
+
+    async def _timed(self, way: Callable[[], Awaitable[object]]) -> float:
+        began = self._clock.now()
+        await way()
+        return self._clock.now() - began
+
+
+def _summary(tokens: int, size: int, seconds: dict[str, list[float]]) -> dict[str, Any]:
+    rates = {name: spread([size / each / 1e9 for each in taken]) for name, taken in seconds.items()}
+    medians = {name: rate["median"] for name, rate in rates.items()}
+    ratios = {f"{name}_of_memcpy": medians[name] / medians[MEMCPY] for name in medians if name != MEMCPY}
+    if TransportName.TCP in medians:
+        ratios["tcp_of_bare_grpc"] = medians[TransportName.TCP] / medians[BARE]
+    milliseconds = {name: round(1000 * sorted(taken)[len(taken) // 2], 3) for name, taken in seconds.items()}
+    return {
+        "tokens": tokens,
+        "bytes": size,
+        "gb_per_second": rates,
+        "median_ms": milliseconds,
+        "ratios": {name: round(ratio, 3) for name, ratio in ratios.items()},
+    }
+
+
+# --- the two workers --------------------------------------------------------------------------------------------------
+
+
+async def run(plan: TransferPlan, model: str) -> dict[str, Any]:
+    kvtransfer = KvTransferConfig(checksums=plan.checksums)
+    config = EngineConfig(model=model, dtype=plan.dtype)
+    async with AsyncExitStack() as stack:
+        engine = await stack.enter_async_context(spawn_engine(_roomy(config, plan), on_progress=say))
+        other = await stack.enter_async_context(peer(_roomy(config, plan), kvtransfer))
+        senders = senders_of(stack, engine, other, kvtransfer)
+        bare = await stack.enter_async_context(bare_loop(other.bare_address, kvtransfer.offers_in_flight))
+        bench = TransferBench(engine, config.max_step_tokens, other, senders, bare)
+        results: list[dict[str, Any]] = []
+        for tokens in plan.tokens:
+            results.append(await bench.measure(tokens, plan.repeats, kvtransfer.max_message_bytes))
+            say(_line(results[-1]))
+        overlaps = [await bench.overlap(name, plan.repeats) for name in senders] if plan.overlap else []
+    return {
+        "command": plan.command,
+        "hardware": hardware(),
+        "versions": versions(),
+        "kv_format": str(engine.card.format),
+        "kvtransfer": {"checksums": plan.checksums, "max_message_bytes": kvtransfer.max_message_bytes},
+        "hand_overs": results,
+        "overlap": overlaps,
+    }
+
+
+def _roomy(config: EngineConfig, plan: TransferPlan) -> EngineConfig:
+    longest = max(*plan.tokens, CHUNKS * config.max_step_tokens if plan.overlap else 0)
+    return dataclasses.replace(config, kv_blocks=-(-longest // config.block_size) + 64)
+
+
+def senders_of(
+    stack: AsyncExitStack, engine: EngineClient, other: Peer, kvtransfer: KvTransferConfig
+) -> dict[str, KvSender]:
+    """One for each transport, which has no other to fall back to."""
+    channel = open_channel(other.address)
+    stack.push_async_callback(channel.close)
+    client = KvReceiverClient(channel)
+    transports = stack.enter_context(open_transports(engine, "sender", EPOCH, kvtransfer))
+    return {
+        way.name.value: KvSender(
+            dataclasses.replace(transports.hello, transports=(way.name.value,)),
+            lambda _: client,
+            [way],
+            config=kvtransfer,
+            meter=SilentMeter(),
+            clock=SystemClock(),
+        )
+        for way in transports.outgoing
+    }
+
+
+def _line(result: dict[str, Any]) -> str:
+    rates = ", ".join(f"{name} {rate['median']:.2f}" for name, rate in result["gb_per_second"].items())
+    return f"{result['tokens']} tokens, {result['bytes'] / 1e6:.1f} MB: {rates} GB/s"
+
+
+def show(document: dict[str, Any]) -> str:
+    """The results as a table."""
+    rows = [
+        [str(each["tokens"]), name, f"{rate['median']:.2f}", f"{each['median_ms'][name]:.2f}"]
+        for each in document["hand_overs"]
+        for name, rate in each["gb_per_second"].items()
+    ]
+    return table(("tokens", "way", "GB/s", "ms"), rows)
+
+
+# --- command line -----------------------------------------------------------------------------------------------------
+
+
+def plan_of(argv: Sequence[str]) -> TransferPlan:
+    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__, allow_abbrev=False)
+    parser.add_argument(
+        "--model", default="random:smollm2-135m", help="whose KV format it is: a directory, random:CONFIG"
+    )
+    parser.add_argument("--dtype", default="bfloat16", help="bfloat16 (the default) or float32")
+    parser.add_argument("--tokens", default="512,2048,8192", help="of the prompts, separated by commas")
+    parser.add_argument("--repeats", type=integer(1, 1000), default=9)
+    parser.add_argument("--checksums", default="full", help="full (the default) or off")
+    parser.add_argument("--overlap", action="store_true", help="also: what handing over adds to a first token")
+    parser.add_argument("--output", type=Path, help="JSON file to write; standard output without it")
+    arguments = parser.parse_args(argv)
+    tokens = tuple(int(each) for each in arguments.tokens.split(",") if each.isdecimal() and int(each))
+    if len(tokens) != len(arguments.tokens.split(",")):
+        raise ConfigError(f"--tokens must be numbers above 0, separated by commas, got {arguments.tokens}")
+    return TransferPlan(
+        arguments.model,
+        arguments.dtype,
+        tokens,
+        arguments.repeats,
+        arguments.checksums,
+        arguments.overlap,
+        arguments.output,
+        shlex.join([*COMMAND.split(), *argv]),
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    plan = plan_of(sys.argv[1:] if argv is None else argv)
+    keep_large_buffers()
+    longest = max(*plan.tokens, CHUNKS * EngineConfig().max_step_tokens)
+    with with_context(plan.model, [Batch("transfer", 1, Range(longest, longest), Range(1, 1))]) as model:
+        document = uvloop.run(run(plan, model))
+    text = json.dumps(document, indent=1)
+    if plan.output is None:
+        print(text)
+    else:
+        plan.output.write_text(text + "\n", encoding="utf-8")
+    say(show(document))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""Who holds a key and pays for its requests, as the shared state says, remembered for a moment.
+
+A revoked key is refused within ``max_age`` and one look-up, on every gateway, without anybody being told. While Redis
+is away, keys seen before go on for ``stale_seconds``: nobody can revoke one there meanwhile either. The first of them
+waits ``patience`` for a look-up; until one succeeds the others wait for none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Protocol
+
+from baton.core.clock import Clock
+from baton.core.errors import InvalidRequest, StateUnavailable, Unauthenticated
+from baton.core.tenancy import check_name
+from baton.core.types import Account, KeyRecord, Principal
+from gateway.credentials import ServerSecret
+
+_NOBODY = KeyRecord("", "", "", "0" * 64)
+
+
+@dataclass(frozen=True, slots=True)
+class AccountPolicy:
+    """``known``: how many key ids are remembered, unknown ones too, so that guessing costs Redis little."""
+
+    max_age: float = 0.5
+    stale_seconds: float = 300.0
+    patience: float = 0.03
+    known: int = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    account: Account | None
+    at: float
+
+
+class AccountSource(Protocol):
+    """Of ``TenancyApi``, what is asked here."""
+
+    async def account(self, key_id: str) -> Account | None: ...
+
+
+class Accounts:
+    def __init__(self, tenancy: AccountSource, secret: ServerSecret, clock: Clock, policy: AccountPolicy) -> None:
+        self._tenancy = tenancy
+        self._secret = secret
+        self._clock = clock
+        self._policy = policy
+        self._seen: OrderedDict[str, _Seen] = OrderedDict()
+        self._reading: dict[str, asyncio.Task[_Seen]] = {}
+        self._is_away = False
+
+    async def authenticate(self, presented: str | None) -> tuple[Principal, Account]:
+        """Raises Unauthenticated without saying which part was wrong; StateUnavailable when nobody can tell."""
+        if not presented:
+            raise Unauthenticated("no API key: send the metadata 'authorization: Bearer KEY' or 'x-api-key: KEY'")
+        key_id, _, secret = presented.partition(".")
+        account = await self.known(key_id)
+        key = account.key if account is not None else _NOBODY
+        is_right = self._secret.proves(key, secret)
+        if account is None or not is_right or not self.is_active(account):
+            raise Unauthenticated("the API key is not valid")
+        tenant = account.tenant
+        return Principal(tenant.name, key.id, self._secret.salt(tenant), key.priority), account
+
+    def is_active(self, account: Account) -> bool:
+        return account.key.is_active(self._clock.wall())
+
+    async def known(self, key_id: str) -> Account | None:
+        """Whose key this is, whoever presents it. StateUnavailable when nobody can tell."""
+        try:
+            check_name("key.id", key_id)
+        except InvalidRequest:
+            return None
+        seen = self._seen.get(key_id)
+        age = None if seen is None else self._clock.now() - seen.at
+        if seen is not None and age is not None and age < self._policy.max_age:
+            return seen.account
+        if seen is None or age is None or age > self._policy.stale_seconds:
+            return (await self._read_once(key_id)).account
+        try:
+            async with asyncio.timeout(0 if self._is_away else self._policy.patience):
+                return (await self._read_once(key_id)).account
+        except (StateUnavailable, TimeoutError):
+            self._is_away = True
+            return seen.account
+
+    async def _read_once(self, key_id: str) -> _Seen:
+        """All who ask for one key share a look-up; it goes on though one of them leaves."""
+        reading = self._reading.get(key_id)
+        if reading is None:
+            reading = asyncio.create_task(self._read(key_id), name="read an account")
+            self._reading[key_id] = reading
+            reading.add_done_callback(lambda done: self._end(key_id, done))
+        return await asyncio.shield(reading)
+
+    def _end(self, key_id: str, done: asyncio.Task[_Seen]) -> None:
+        """Also looks at the failure of a look-up that nobody waited for."""
+        self._reading.pop(key_id, None)
+        self._is_away = not done.cancelled() and done.exception() is not None
+
+    async def _read(self, key_id: str) -> _Seen:
+        asked_at = self._clock.now()  # a change that comes while the answer is on its way is seen next time
+        account = await self._tenancy.account(key_id)
+        known = self._seen.get(key_id)
+        if known is not None and known.account == account:
+            account = known.account  # the same object: what is computed for it stays valid
+        seen = _Seen(account, asked_at)
+        self._seen[key_id] = seen
+        self._seen.move_to_end(key_id)
+        if len(self._seen) > self._policy.known:
+            self._seen.popitem(last=False)
+        return seen

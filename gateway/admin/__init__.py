@@ -1,0 +1,1 @@
+"""What administrators ask of a gateway: tenants, keys and quotas, what was used, who changed what."""

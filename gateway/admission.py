@@ -1,0 +1,338 @@
+"""Admission: a request's quota from before its first token to its settlement, with or without the shared counters.
+
+While Redis is away each tenant's policy decides: ``bounded_local`` counts in this process against this gateway's share
+of the limits, ``open`` admits, ``closed`` refuses. What was served meanwhile is charged to the shared counters when
+they are back, before anybody is admitted by them again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, replace
+
+from baton.core.background import background
+from baton.core.clock import Clock, Ids
+from baton.core.deadline import Deadline
+from baton.core.errors import BatonError, Cancelled, Overloaded, PeerUnavailable, QuotaExceeded, StateUnavailable
+from baton.core.telemetry import Meter
+from baton.core.tenancy_api import QuotaApi
+from baton.core.types import (
+    NOTHING_DELIVERED,
+    AwayPolicy,
+    Delivered,
+    LeaseState,
+    Progress,
+    QuotaBalance,
+    QuotaClaim,
+    QuotaRefusal,
+)
+from baton.state.quota.buckets import share_of
+
+log = logging.getLogger(__name__)
+
+NOT_SERVED = (Overloaded, PeerUnavailable, StateUnavailable)  # ours to answer for, if nothing was delivered
+MISSES_BEFORE_AWAY = 3  # one after the other; a single slow answer costs those that waited for it, and nobody else
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionPolicy:
+    """``replicas``: gateways that share the limits while Redis is away. ``remember_seconds``: how long Redis knows an
+    ended admission; a settlement that may have arrived is not sent again later than that.
+
+    ``kept_settlements``: how many may wait for Redis to come back; the oldest are lost beyond it.
+    """
+
+    replicas: int = 1
+    lease_seconds: float = 15.0
+    renew_seconds: float = 5.0
+    expire_seconds: float = 10.0
+    probe_seconds: float = 0.5
+    remember_seconds: float = 600.0
+    kept_settlements: int = 100_000
+
+
+class Grant:
+    """An admitted request. ``degraded``: the shared counters did not decide. ``deadline``: that of the request."""
+
+    def __init__(self, claim: QuotaClaim, balances: tuple[QuotaBalance, ...] = ()) -> None:
+        self.claim = claim
+        self.balances = balances
+        self.deadline = Deadline(None)
+        self.local_claim: QuotaClaim | None = None
+        self.degraded = False
+        self.delivered = NOTHING_DELIVERED
+
+    def note(self, delivered: Delivered) -> None:
+        """What was delivered up to now, in all."""
+        self.delivered = delivered
+
+    def progress(self) -> Progress:
+        return Progress(self.claim.request_id, self.claim.account.tenant.name, self.claim.owner, self.delivered)
+
+    def end_superseded(self) -> None:
+        """Another gateway took the request over, and will settle it: what is streamed here is paid for by nobody."""
+        self.deadline.cut(
+            Cancelled(f"request {self.claim.request_id} was taken over by a later call, at another gateway")
+        )
+
+
+@dataclass(slots=True)
+class _Ending:
+    """A settlement, or without ``delivered`` a release, that Redis does not know of yet, or may not."""
+
+    claim: QuotaClaim
+    delivered: Delivered | None
+    first_tried: float | None = None
+
+
+class Admission:
+    def __init__(
+        self, shared: QuotaApi, local: QuotaApi, *, clock: Clock, ids: Ids, meter: Meter, policy: AdmissionPolicy
+    ) -> None:
+        """``local`` counts in this process. ``shared`` answers within its own short budget or raises."""
+        self._shared = shared
+        self._local = local
+        self._clock = clock
+        self._policy = policy
+        self._name = f"{ids.epoch():016x}"
+        self._admissions = 0
+        self._misses = 0
+        self._missed_at = clock.now()
+        self._open: dict[str, Grant] = {}
+        self._endings: deque[_Ending] = deque()
+        self._ending_tasks: set[asyncio.Task[None]] = set()
+        self._refusals = meter.counter("quota_refusals", "Claims refused, by the limit", ("level", "metric"))
+        self._shadowed = meter.counter("quota_shadow_refusals", "What shadowed rules would refuse", ("level", "metric"))
+        self._degraded_gauge = meter.gauge("quota_degraded", "1 while the shared counters are away")
+        self._lost = meter.counter("quota_settlements_lost", "Settlements given up while Redis was away")
+        self._waiting = meter.gauge("quota_settlements_waiting", "Settlements that wait for Redis")
+        self._degraded_gauge.set(0)
+
+    @property
+    def degraded(self) -> bool:
+        """Whether the shared counters are away."""
+        return self._misses >= MISSES_BEFORE_AWAY
+
+    @property
+    def waiting(self) -> int:
+        """Settlements that Redis has to be told yet."""
+        return len(self._endings)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Renew, expire and reconcile while the block lasts; at its end every settlement was told or tried."""
+        try:
+            async with (
+                background(self._every(self._policy.renew_seconds, self._renew), "quota leases"),
+                background(self._every(self._policy.expire_seconds, self._expire), "quota expiry"),
+                background(self._every(self._policy.probe_seconds, self._reconcile), "quota reconciliation"),
+            ):
+                yield
+        finally:
+            await asyncio.gather(*self._ending_tasks)
+            with suppress(StateUnavailable):
+                await self._reconcile()
+
+    @asynccontextmanager
+    async def admitted(self, claim: QuotaClaim, deadline: Deadline) -> AsyncIterator[Grant]:
+        """Reserve, run the block, settle what its grant was told; ``owner`` and lease of the claim are filled in here.
+
+        QuotaExceeded when a limit is in the way; StateUnavailable when nobody can tell and the policy is ``closed``.
+        When a later call takes the request over through another gateway, the next renewal cuts ``deadline``.
+        The settlement goes on to its end even if the block was cancelled. A block that failed for want of capacity
+        before anything was delivered is not charged at all.
+        """
+        self._admissions += 1
+        owner = f"{self._name}-{self._admissions}"
+        claim = replace(claim, owner=owner, lease_seconds=self._policy.lease_seconds)
+        grant = await self._reserve(claim)
+        grant.deadline = deadline
+        self._open[owner] = grant
+        served = True
+        try:
+            yield grant
+        except NOT_SERVED:
+            served = grant.delivered != NOTHING_DELIVERED
+            raise
+        finally:
+            del self._open[owner]
+            await self._end(grant, grant.delivered if served else None)
+
+    # --- reserving --------------------------------------------------------------------------------------------------
+
+    async def _reserve(self, claim: QuotaClaim) -> Grant:
+        if self.degraded:
+            return await self._reserve_without(claim)
+        may_be_reserved = _Ending(claim, None)  # without our hearing of it
+        try:
+            with self._watched(), self._counted():
+                answer = await self._shared.reserve(claim)
+        except StateUnavailable:
+            try:
+                return await self._reserve_without(claim)
+            except BatonError:
+                self._keep(may_be_reserved)
+                raise
+        except asyncio.CancelledError:
+            self._keep(may_be_reserved)
+            raise
+        self._note_shadowed(answer.shadowed)
+        return Grant(claim, answer.balances)
+
+    async def _reserve_without(self, claim: QuotaClaim) -> Grant:
+        tenant = claim.account.tenant
+        grant = Grant(claim)
+        grant.degraded = True
+        if tenant.away is AwayPolicy.CLOSED:
+            raise StateUnavailable(f"quota: the counters of tenant {tenant.name!r} are away, and its policy is closed")
+        if tenant.away is AwayPolicy.BOUNDED_LOCAL:
+            grant.local_claim = replace(claim, account=share_of(claim.account, self._policy.replicas))
+            with self._counted():
+                answer = await self._local.reserve(grant.local_claim)
+            self._note_shadowed(answer.shadowed)
+            grant.balances = answer.balances
+        return grant
+
+    # --- ending -----------------------------------------------------------------------------------------------------
+
+    async def _end(self, grant: Grant, delivered: Delivered | None) -> None:
+        task = asyncio.create_task(self._tell(grant, delivered), name=f"settle {grant.claim.request_id}")
+        self._ending_tasks.add(task)
+        task.add_done_callback(self._ending_tasks.discard)
+        await asyncio.shield(task)
+
+    async def _tell(self, grant: Grant, delivered: Delivered | None) -> None:
+        if grant.local_claim is not None:
+            await _settle(self._local, grant.local_claim, delivered)
+        ending = _Ending(grant.claim, delivered)
+        if self.degraded or not await self._told(ending):
+            self._keep(ending)
+
+    async def _told(self, ending: _Ending) -> bool:
+        if ending.first_tried is None:
+            ending.first_tried = self._clock.now()
+        try:
+            with self._watched():
+                await _settle(self._shared, ending.claim, ending.delivered)
+        except StateUnavailable:
+            return False
+        return True
+
+    def _keep(self, ending: _Ending) -> None:
+        self._endings.append(ending)
+        if len(self._endings) > self._policy.kept_settlements:
+            self._give_up(self._endings.popleft(), "too many wait for Redis")
+        self._waiting.set(len(self._endings))
+
+    def _give_up(self, ending: _Ending, why: str) -> None:
+        """Better a settlement lost than one counted twice: the lease ends and charges what was told before."""
+        self._lost.add()
+        log.warning("quota settlement given up: %s", why, extra={"request_id": ending.claim.request_id})
+
+    # --- in the background ------------------------------------------------------------------------------------------
+
+    async def _every(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await self._clock.sleep(seconds)
+            with suppress(StateUnavailable):  # told by _watched; it is tried again
+                await work()
+
+    async def _renew(self) -> None:
+        """Leases of requests in progress, one call an organisation."""
+        shared: dict[str, list[Grant]] = {}
+        local: dict[str, list[Grant]] = {}
+        for grant in self._open.values():
+            kind = shared if grant.local_claim is None else local
+            kind.setdefault(grant.claim.account.organisation.name, []).append(grant)
+        for organisation, grants in local.items():
+            await self._local.renew(organisation, [g.progress() for g in grants], self._policy.lease_seconds)
+        if self.degraded:
+            return
+        for organisation, grants in shared.items():
+            with self._watched():
+                told = [grant.progress() for grant in grants]
+                states = await self._shared.renew(organisation, told, self._policy.lease_seconds)
+            for grant, state in zip(grants, states, strict=True):
+                if state is LeaseState.SUPERSEDED:
+                    grant.end_superseded()
+
+    async def _expire(self) -> None:
+        """Reservations of gateways that died. Each gateway looks; the first one finds."""
+        await self._local.expire()
+        if not self.degraded:
+            with self._watched():
+                await self._shared.expire()
+
+    async def _reconcile(self) -> None:
+        """Tell Redis what it missed. While it is away this is also what finds it back: no request waits for that."""
+        if self.degraded:
+            await self._shared.renew("probe", [], self._policy.lease_seconds)
+        while self._endings:
+            ending = self._endings.popleft()
+            tried = ending.first_tried
+            if tried is not None and self._clock.now() - tried > self._policy.remember_seconds:
+                self._give_up(ending, "it may have arrived longer ago than Redis remembers")
+            elif not await self._told_again(ending):
+                break
+            self._waiting.set(len(self._endings))
+        if not self._endings:
+            self._back()
+
+    async def _told_again(self, ending: _Ending) -> bool:
+        is_told = False
+        try:
+            is_told = await self._told(ending)
+        finally:
+            if not is_told:
+                self._endings.appendleft(ending)
+        return is_told
+
+    # --- telling ----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Around a call to the shared counters: what it says of whether they are away. One line a change."""
+        started = self._clock.now()
+        try:
+            yield
+        except StateUnavailable as error:
+            if started < self._missed_at:
+                raise  # the same miss: many wait for one answer
+            self._misses, self._missed_at = self._misses + 1, self._clock.now()
+            if self._misses == MISSES_BEFORE_AWAY:
+                self._degraded_gauge.set(1)
+                log.warning("quota counters are away, each tenant's policy decides", extra={"error": error.message})
+            raise
+        if not self.degraded:
+            self._misses = 0
+
+    def _back(self) -> None:
+        if self.degraded:
+            self._degraded_gauge.set(0)
+            log.info("quota counters are back")
+        self._misses = 0
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        try:
+            yield
+        except QuotaExceeded as error:
+            for refusal in error.refusals:
+                self._refusals.add(level=refusal.level, metric=refusal.metric)
+            raise
+
+    def _note_shadowed(self, refusals: tuple[QuotaRefusal, ...]) -> None:
+        for refusal in refusals:
+            self._shadowed.add(level=refusal.level, metric=refusal.metric)
+            log.info("a shadowed quota would refuse", extra={"quota": str(refusal)})
+
+
+async def _settle(quota: QuotaApi, claim: QuotaClaim, delivered: Delivered | None) -> None:
+    if delivered is None:
+        await quota.release(claim)
+    else:
+        await quota.settle(claim, delivered)

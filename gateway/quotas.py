@@ -1,0 +1,62 @@
+"""What a gateway process shares with the others through Redis: accounts, quotas, the ledger, the admin API."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from baton.core.clock import Clock, Ids
+from baton.core.telemetry import Meter
+from baton.state.audited_records import RedisRecords
+from baton.state.config import StateConfig
+from baton.state.quota.ledger import RedisLedger
+from baton.state.quota.memory import MemoryQuota
+from baton.state.quota.shared import SharedQuota
+from baton.state.redis_client import connect
+from baton.state.refusals import RedisRefusals
+from gateway.accounts import AccountPolicy, Accounts
+from gateway.admin.parts import AdminParts
+from gateway.admin.service import Admin
+from gateway.admission import Admission, AdmissionPolicy
+from gateway.callers import Callers, FileKeyAccounts
+from gateway.keys import KeyRing
+from gateway.refusal_log import RefusalLog
+
+LOCAL_ENTRIES = 1  # the ledger is in Redis; what is counted here while it is away is told to it afterwards
+
+
+@dataclass(frozen=True, slots=True)
+class Quotas:
+    callers: Callers
+    admission: Admission
+    refusals: RefusalLog
+    admin: Admin
+
+
+@asynccontextmanager
+async def shared_quotas(
+    state: StateConfig,
+    ring: KeyRing,
+    served: Callable[[], Sequence[str] | None],
+    *,
+    clock: Clock,
+    ids: Ids,
+    meter: Meter,
+    replicas: int,
+) -> AsyncIterator[Quotas]:
+    """Leases are renewed and refusals written while the block lasts. Redis may be away, here as later."""
+    async with connect(state) as client:
+        records, refusals = RedisRecords(client, state), RedisRefusals(client, state)
+        quota, ledger = SharedQuota(client, state, clock), RedisLedger(client, state)
+        local = MemoryQuota(clock, remember_seconds=state.quota_remember_seconds, kept_entries=LOCAL_ENTRIES)
+        policy = AdmissionPolicy(replicas=replicas, remember_seconds=state.quota_remember_seconds)
+        accounts = Accounts(FileKeyAccounts(records, ring), ring.secret, clock, AccountPolicy())
+        built = Quotas(
+            callers=Callers(ring, accounts),
+            admission=Admission(quota, local, clock=clock, ids=ids, meter=meter, policy=policy),
+            refusals=RefusalLog(refusals, clock),
+            admin=Admin(AdminParts(records, quota, ledger, refusals, ring.secret, clock, served)),
+        )
+        async with built.refusals.written(), built.admission.running():
+            yield built

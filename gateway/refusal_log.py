@@ -1,0 +1,60 @@
+"""Remembers why requests were refused, beside the requests' way: a flood of refusals makes nobody wait."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from baton.core.admin_api import RefusalsApi
+from baton.core.background import background
+from baton.core.clock import Clock
+from baton.core.errors import QuotaExceeded, StateUnavailable
+from baton.core.types import QuotaClaim, RefusalNote
+
+WRITE_SECONDS = 0.1
+WAITING = 10_000  # notes that may wait to be written; the oldest are dropped beyond it
+WRITTEN_AT_ONCE = 500
+
+
+class RefusalLog:
+    def __init__(self, refusals: RefusalsApi, clock: Clock) -> None:
+        self._refusals = refusals
+        self._clock = clock
+        self._waiting: deque[RefusalNote] = deque(maxlen=WAITING)
+
+    def note(self, claim: QuotaClaim, error: QuotaExceeded) -> None:
+        self._waiting.append(
+            RefusalNote(
+                request_id=claim.request_id,
+                at=self._clock.wall(),
+                tenant=claim.account.tenant.name,
+                key_id=claim.account.key.id,
+                model=claim.model,
+                input_tokens=claim.input_tokens,
+                output_tokens=claim.output_tokens,
+                refusals=error.refusals,
+            )
+        )
+
+    @asynccontextmanager
+    async def written(self) -> AsyncIterator[None]:
+        """Notes are written a moment after they were made, while the block lasts, and at its end."""
+        try:
+            async with background(self._write_again_and_again(), "refusal log"):
+                yield
+        finally:
+            with suppress(StateUnavailable):
+                await self.write()
+
+    async def write(self) -> None:
+        """What waits; it is lost if Redis is away, which also refuses for other reasons."""
+        while self._waiting:
+            count = min(len(self._waiting), WRITTEN_AT_ONCE)
+            await self._refusals.note([self._waiting.popleft() for _ in range(count)])
+
+    async def _write_again_and_again(self) -> None:
+        while True:
+            await self._clock.sleep(WRITE_SECONDS)
+            with suppress(StateUnavailable):
+                await self.write()

@@ -1,0 +1,98 @@
+"""The seam between a hand-over and the way its bytes take. Tickets, acknowledgements and confirmations are above it.
+
+A transport has two ends. ``Outgoing`` makes a finished piece of a prompt into a chunk that can be offered, ``Incoming``
+gets an offered chunk's bytes into the reservation's blocks and verifies what is stored there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Protocol
+
+from baton.core.api import KvReceiverApi, PrefillRun, WritableBlocks
+from baton.core.errors import TransferRejected, TransportUnavailable
+from baton.core.types import FilledBlocks, KvChunk, KvHandshake, Ticket
+from services.kvtransfer.checksum import compare
+
+
+class TransportName(StrEnum):
+    """Fastest first."""
+
+    CUDA_IPC = "cuda-ipc"  # the receiver's GPU copies out of the sender's mapped pool; one host
+    NCCL = "nccl"  # from GPU to GPU, by a pair of communicators
+    SHM = "shm"  # the receiver's engine copies out of the sender's mapped pool; one host, pools on the CPU
+    TCP = "tcp"  # the bytes travel in the offer; everywhere
+
+
+class Outgoing(Protocol):
+    @property
+    def name(self) -> TransportName: ...
+
+    def reaches(self, receiver: KvHandshake) -> bool:
+        """Whether it is worth trying with this receiver, going by what it said of itself."""
+        ...
+
+    async def open(self, receiver: KvHandshake) -> None:
+        """Make ready for chunks to this receiver; at once when it is. TransportUnavailable when that fails."""
+        ...
+
+    def forget(self, receiver: KvHandshake) -> None:
+        """It failed towards this receiver: what there is for it alone is to be made anew next time."""
+        ...
+
+    def receiver(self, hello: KvHandshake, usual: KvReceiverApi) -> KvReceiverApi:
+        """Who takes offers and confirmations for the receiver that says ``hello``: ``usual``, or a shorter way."""
+        ...
+
+    async def chunk(self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks) -> KvChunk:
+        """What to offer for these blocks of ``run``, of which the last one may be partly filled."""
+        ...
+
+
+class Incoming(Protocol):
+    @property
+    def name(self) -> TransportName: ...
+
+    async def store(self, chunk: KvChunk, reservation: WritableBlocks, tokens: int) -> None:
+        """Fill the reservation's blocks with ``tokens`` tokens of KV, as the chunk says.
+
+        TransferRejected when the chunk does not fit that, CorruptTransfer when the bytes do not fit its checksums,
+        TransportUnavailable when it should be offered another way.
+        """
+        ...
+
+    def abandon(self, ticket: Ticket) -> None:
+        """The ticket was closed: no ``store`` under it is to wait for what a sender has yet to do."""
+        ...
+
+    def decline(self, chunk: KvChunk) -> None:
+        """The chunk was refused before ``store``: its bytes, where they come by themselves, are wanted no more."""
+        ...
+
+
+def transport_of(chunk: KvChunk) -> TransportName:
+    """By which the chunk's bytes come. TransportUnavailable when this worker has never heard of it."""
+    if chunk.source is None:
+        return TransportName.TCP
+    try:
+        return TransportName(chunk.source.transport)
+    except ValueError as error:
+        raise TransportUnavailable(f"transport {chunk.source.transport} is not known here") from error
+
+
+def spoken(hello: KvHandshake) -> Sequence[str]:
+    """The transports that a peer knows; one that says nothing is of a version that knew only one."""
+    return hello.transports or (TransportName.TCP.value,)
+
+
+def require_checksums(chunk: KvChunk) -> None:
+    if len(chunk.checksums) != chunk.block_count:
+        raise TransferRejected(
+            f"checksums: one for each of {chunk.block_count} blocks is required, got {len(chunk.checksums)}"
+        )
+
+
+def require_equal(found: Sequence[bytes], chunk: KvChunk, *, when: str) -> None:
+    """CorruptTransfer naming the first block whose digest is not the chunk's."""
+    compare(found, chunk.first_block, chunk.checksums, when=when)

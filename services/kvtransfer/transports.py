@@ -1,0 +1,83 @@
+"""All transports of one worker, open for as long as it lives: those that configuration, engine and system have."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+
+from baton.core.api import EngineApi, KvReceiverApi
+from baton.core.clock import Clock, SystemClock
+from baton.core.errors import ConfigError
+from baton.core.types import KvHandshake, LocalDoor
+from services.kvtransfer.config import KvTransferConfig
+from services.kvtransfer.cuda_ipc import cuda_ipc
+from services.kvtransfer.door import PoolDoor, host_name
+from services.kvtransfer.handshake import identity
+from services.kvtransfer.nccl import NcclIncoming, NcclOutgoing
+from services.kvtransfer.shm import shared_memory
+from services.kvtransfer.staging import staging
+from services.kvtransfer.tcp import TcpIncoming, TcpOutgoing
+from services.kvtransfer.transport import Incoming, Outgoing, TransportName
+
+
+@dataclass(frozen=True, slots=True)
+class Transports:
+    """``outgoing`` best first; of ``incoming`` there is always tcp, first; ``hello`` is what this worker says of
+    itself, ``answer`` with the door at which it receives pools."""
+
+    outgoing: tuple[Outgoing, ...]
+    incoming: tuple[Incoming, ...]
+    hello: KvHandshake
+    door: LocalDoor | None
+    device_door: PoolDoor | None
+
+    @property
+    def answer(self) -> KvHandshake:
+        return replace(self.hello, door=self.door)
+
+    def receive(self, receiver: KvReceiverApi) -> None:
+        """Let senders of this host with pools on devices offer and confirm to ``receiver`` at the door, without gRPC.
+
+        Between pools on CPUs the copying takes so long that calls do not matter.
+        """
+        if self.device_door is not None:
+            self.device_door.answer(receiver)
+
+
+@contextmanager
+def open_transports(
+    engine: EngineApi, worker_id: str, epoch: int, config: KvTransferConfig, clock: Clock | None = None
+) -> Iterator[Transports]:
+    """ConfigError when the configuration names transports of which this worker has none."""
+    layout, checksums = engine.card.format, config.checksum_policy
+    with ExitStack() as stack:
+        outgoing: list[Outgoing] = []
+        incoming: list[Incoming] = []
+        doors: list[LocalDoor] = []
+        ipc = stack.enter_context(cuda_ipc(engine, epoch, config))
+        for mapped in (ipc, stack.enter_context(shared_memory(engine, epoch, config))):
+            if mapped is not None:
+                outgoing.append(mapped.outgoing)
+                incoming.append(mapped.incoming)
+                doors.append(mapped.door.invitation)
+        if engine.links is not None and TransportName.NCCL in config.transports:
+            time = clock or SystemClock()
+            sends = NcclOutgoing(epoch, layout.block_size, engine.links, config, lambda: secrets.randbits(64), time)
+            takes = NcclIncoming(layout.block_size, engine.links, config, time)
+            stack.callback(sends.close)
+            stack.callback(takes.close)
+            outgoing.append(sends)
+            incoming.append(takes)
+        if TransportName.TCP in config.transports:
+            outgoing.append(TcpOutgoing(layout, checksums, engine.pool))
+        if not outgoing:
+            raise ConfigError(f"kvtransfer.transports: this worker has none of {', '.join(config.transports)}")
+        order = list(TransportName)
+        outgoing.sort(key=lambda way: order.index(way.name))
+        staged = stack.enter_context(staging(engine, layout, config.staging_bytes))
+        names = tuple(way.name.value for way in outgoing)
+        hello = identity(worker_id, epoch, engine.card, names, host_name() if doors else "")
+        taken = (TcpIncoming(layout, checksums, staged), *incoming)
+        yield Transports(tuple(outgoing), taken, hello, doors[0] if doors else None, None if ipc is None else ipc.door)

@@ -1,0 +1,152 @@
+"""A reference for quotas that keeps no counter: it adds up all that ever happened each time it is asked.
+
+It knows nothing of buckets, scripts or time zones: windows are minutes and UTC days of the test's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from baton.core.types import Delivered, Metric, QuotaClaim
+
+MINUTE, DAY = 60, 86_400
+METRICS = {
+    Metric.REQUESTS_PER_MINUTE: MINUTE,
+    Metric.INPUT_TOKENS_PER_MINUTE: MINUTE,
+    Metric.OUTPUT_TOKENS_PER_MINUTE: MINUTE,
+    Metric.TOKENS_PER_MINUTE: MINUTE,
+    Metric.TOKENS_PER_DAY: DAY,
+}
+
+
+@dataclass
+class Booking:
+    """One admission. ``paid`` is its part of the ledger, (requests, input, output); ``held`` what it reserves."""
+
+    claim: QuotaClaim
+    made_at: float
+    lease_end: float
+    held: tuple[int, int, int]
+    before: tuple[int, int, int] = (0, 0, 0)  # paid by an earlier life of the request
+    paid: tuple[int, int, int] = (0, 0, 0)
+    progress: tuple[int, int, int] = (1, 0, 0)
+    state: str = "open"
+
+    def pay(self, total: tuple[int, int, int], state: str) -> None:
+        already = add(self.before, self.paid)
+        self.paid = add(self.paid, above(total, already))
+        self.held, self.state = (0, 0, 0), state
+
+
+def add(a: tuple[int, int, int], b: tuple[int, int, int]) -> tuple[int, int, int]:
+    return a[0] + b[0], a[1] + b[1], a[2] + b[2]
+
+
+def above(a: tuple[int, int, int], b: tuple[int, int, int]) -> tuple[int, int, int]:
+    return max(0, a[0] - b[0]), max(0, a[1] - b[1]), max(0, a[2] - b[2])
+
+
+def part(amount: tuple[int, int, int], metric: Metric) -> int:
+    parts = {
+        Metric.REQUESTS_PER_MINUTE: amount[0],
+        Metric.INPUT_TOKENS_PER_MINUTE: amount[1],
+        Metric.OUTPUT_TOKENS_PER_MINUTE: amount[2],
+    }
+    return parts.get(metric, amount[1] + amount[2])
+
+
+class QuotaModel:
+    def __init__(self) -> None:
+        self.bookings: list[Booking] = []
+
+    def expire(self, now: float) -> None:
+        for booking in self.bookings:
+            if booking.state == "open" and booking.lease_end <= now:
+                booking.pay(booking.progress, "expired")
+
+    def reserve(self, claim: QuotaClaim, now: float) -> str:
+        """granted, taken, refused or in_use."""
+        self.expire(now)
+        latest = self.latest(claim)
+        same_size = latest is not None and size(latest.claim) == size(claim)
+        if latest is not None and latest.state == "open":
+            if not same_size:
+                return "in_use"
+            latest.claim = replace(latest.claim, owner=claim.owner)  # whoever began it pays
+            latest.lease_end = now + claim.lease_seconds
+            return "taken"
+        resumes = latest is not None and latest.state == "expired" and same_size
+        before = add(latest.before, latest.paid) if latest is not None and resumes else (0, 0, 0)
+        cost = above((1, claim.input_tokens, claim.output_tokens), before)
+        if any(self._breaks(claim, level, cost, now) for level in ("organisation", "tenant", "key")):
+            return "refused"
+        if latest is not None and latest.state == "expired":
+            latest.state = "over"
+        self.bookings.append(Booking(claim, now, now + claim.lease_seconds, cost, before))
+        return "granted"
+
+    def settle(self, claim: QuotaClaim, delivered: Delivered) -> bool:
+        """Nothing for an admission that is over or was taken over. Whether it came after the lease."""
+        booking = self.latest(claim)
+        if booking is None or booking.claim.owner != claim.owner or booking.state == "over":
+            return False
+        is_late = booking.state == "expired"
+        booking.pay((1, delivered.input_tokens, delivered.output_tokens), "over")
+        return is_late
+
+    def charge(self, claim: QuotaClaim, delivered: Delivered, now: float) -> None:
+        """Of an admission that nobody reserved for; the account of one that is still known is its owner's."""
+        latest = self.latest(claim)
+        if latest is None or latest.state == "over":
+            paid = (1, delivered.input_tokens, delivered.output_tokens)
+            self.bookings.append(Booking(claim, now, now, (0, 0, 0), paid=paid, state="over"))
+
+    def release(self, claim: QuotaClaim) -> None:
+        booking = self.latest(claim)
+        if booking is not None and booking.claim.owner == claim.owner and booking.state != "over":
+            booking.pay((0, 0, 0), "over")
+
+    def renew(self, claim: QuotaClaim, delivered: Delivered, now: float) -> None:
+        booking = self.latest(claim)
+        if booking is not None and booking.claim.owner == claim.owner and booking.state == "open":
+            booking.progress = (1, delivered.input_tokens, delivered.output_tokens)
+            booking.lease_end = now + claim.lease_seconds
+
+    def latest(self, claim: QuotaClaim) -> Booking | None:
+        same = [b for b in self.bookings if who(b.claim, "tenant") == who(claim, "tenant") and same_id(b.claim, claim)]
+        return same[-1] if same else None
+
+    def sums(self, claim: QuotaClaim, level: str, metric: Metric, now: float) -> tuple[int, int]:
+        """(used, reserved) in the current window of ``metric``."""
+        length = METRICS[metric]
+        found = [b for b in self._of(claim, level) if b.made_at // length == now // length]
+        return sum(part(b.paid, metric) for b in found), sum(part(b.held, metric) for b in found)
+
+    def running(self, claim: QuotaClaim, level: str) -> int:
+        return sum(booking.state == "open" for booking in self._of(claim, level))
+
+    def _of(self, claim: QuotaClaim, level: str) -> Iterator[Booking]:
+        return (booking for booking in self.bookings if who(booking.claim, level) == who(claim, level))
+
+    def _breaks(self, claim: QuotaClaim, level: str, cost: tuple[int, int, int], now: float) -> bool:
+        limits = getattr(claim.account, level).limits
+        if limits.concurrency is not None and self.running(claim, level) + 1 > limits.concurrency:
+            return True
+        for metric in METRICS:
+            limit, asked = limits.of(metric), part(cost, metric)
+            if limit is not None and asked > 0 and sum(self.sums(claim, level, metric, now)) + asked > limit:
+                return True
+        return False
+
+
+def who(claim: QuotaClaim, level: str) -> str:
+    return claim.account.key.id if level == "key" else getattr(claim.account, level).name
+
+
+def size(claim: QuotaClaim) -> tuple[int, int]:
+    return claim.input_tokens, claim.output_tokens
+
+
+def same_id(a: QuotaClaim, b: QuotaClaim) -> bool:
+    return a.request_id == b.request_id

@@ -1,0 +1,133 @@
+"""Calls of the quota scripts: bursts share a connection, and nobody waits behind a server that does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import fakeredis
+import pytest
+
+from baton.core.errors import StateUnavailable
+from baton.state.quota.scripts import BATCH, Scripts
+
+PREFIX = "baton:{umbrella}:quota:"
+
+
+class WatchedRedis(fakeredis.FakeAsyncRedis):
+    """Counts round trips; each waits until the server is ``answering``."""
+
+    def __init__(self) -> None:
+        super().__init__(server=fakeredis.FakeServer(), protocol=2)
+        self.answering = asyncio.Event()
+        self.answering.set()
+        self.batches: list[int] = []
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        if args[0] == "EVALSHA":
+            self.batches.append(1)
+            await self.answering.wait()
+        return await super().execute_command(*args, **options)
+
+    def pipeline(self, *args: Any, **kwargs: Any) -> Any:
+        pipe = super().pipeline(*args, **kwargs)
+        execute = pipe.execute
+
+        async def watched(*args: Any, **kwargs: Any) -> Any:
+            self.batches.append(len(pipe.command_stack))
+            await self.answering.wait()
+            return await execute(*args, **kwargs)
+
+        pipe.execute = watched
+        return pipe
+
+
+def run(body: Callable[[Scripts, WatchedRedis], Awaitable[None]], budget: float = 30.0) -> None:
+    async def main() -> None:
+        async with WatchedRedis() as client:
+            await body(Scripts(client, budget), client)
+
+    asyncio.run(main())
+
+
+async def renew(scripts: Scripts, name: str) -> list[bytes]:
+    """A call whose answer tells that it ran."""
+    return cast("list[bytes]", await scripts.call("renew", PREFIX, 1_000_000, f"acme/{name}", "owner", "0 0 0"))
+
+
+def test_calls_that_come_while_others_are_on_their_way_go_together() -> None:
+    async def body(scripts: Scripts, client: WatchedRedis) -> None:
+        await renew(scripts, "first")
+        client.batches.clear()
+        answers = await asyncio.gather(*(renew(scripts, f"a{number}") for number in range(2 * BATCH + 10)))
+        assert answers == [[b"missing"]] * (2 * BATCH + 10)
+        assert client.batches == [BATCH, BATCH, 10]
+
+    run(body)
+
+
+def test_a_server_that_knows_no_script_is_sent_it_once() -> None:
+    async def body(scripts: Scripts, client: WatchedRedis) -> None:
+        assert await asyncio.gather(*(renew(scripts, f"a{number}") for number in range(5))) == [[b"missing"]] * 5
+        assert client.batches == [5, 5]
+        await renew(scripts, "b")
+        assert client.batches == [5, 5, 1]
+
+    run(body)
+
+
+def test_whoever_waits_behind_a_batch_without_an_answer_fails_with_it() -> None:
+    async def body(scripts: Scripts, client: WatchedRedis) -> None:
+        client.answering.clear()
+        calls = (renew(scripts, f"a{number}") for number in range(3 * BATCH))
+        failed = await asyncio.gather(*calls, return_exceptions=True)
+        assert {type(error) for error in failed} == {StateUnavailable}
+        assert client.batches == [BATCH], "nobody was sent after the first batch"
+
+    run(body, budget=0.02)
+
+
+def test_a_server_that_answers_again_is_asked_again() -> None:
+    async def body(scripts: Scripts, client: WatchedRedis) -> None:
+        client.answering.clear()
+        with pytest.raises(StateUnavailable, match="quota renew"):
+            await renew(scripts, "a")
+        client.answering.set()
+        async with asyncio.timeout(20):
+            while True:
+                try:
+                    assert await renew(scripts, "b") == [b"missing"]
+                    break
+                except StateUnavailable:
+                    continue
+
+    run(body, budget=0.5)
+
+
+def test_a_caller_that_leaves_takes_nobody_with_it() -> None:
+    async def body(scripts: Scripts, client: WatchedRedis) -> None:
+        client.answering.clear()
+        calls = [asyncio.create_task(renew(scripts, f"a{number}")) for number in range(BATCH + 2)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        for leaving in (0, BATCH):  # one under way, one that still waits
+            calls[leaving].cancel()
+        client.answering.set()
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert [isinstance(answer, asyncio.CancelledError) for answer in answers] == [
+            number in {0, BATCH} for number in range(BATCH + 2)
+        ]
+        assert client.batches[-1] == 1
+
+    run(body)
+
+
+def test_a_script_that_fails_is_its_callers_failure_only() -> None:
+    async def body(scripts: Scripts, client: WatchedRedis) -> None:
+        await client.set(f"{PREFIX}r:acme/broken", "not a hash")
+        broken, sound = await asyncio.gather(renew(scripts, "broken"), renew(scripts, "sound"), return_exceptions=True)
+        assert isinstance(broken, StateUnavailable)
+        assert sound == [b"missing"]
+
+    run(body)
