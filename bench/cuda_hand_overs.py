@@ -20,6 +20,8 @@ from baton.core.types import KvFormat
 from baton.engine.client import spawn_engine
 from baton.engine.config import EngineConfig
 from baton.engine.weights.source import RANDOM_PREFIX
+from bench.gpu_processes import visible
+from bench.timed_way import Stopwatch, TimedWay
 from bench.transfer import ComputedRun, computed, senders_of
 from bench.transfer_peer import Peer, peer
 from services.kvtransfer.config import KvTransferConfig
@@ -44,15 +46,17 @@ async def hand_overs(layout: KvFormat, prompts: Sequence[int], gpus: tuple[int, 
             max_step_tokens=8192,
             kv_blocks=max(prompts) // layout.block_size + SPARE_BLOCKS,
         )
-        with _visible(gpus[0]):
+        with visible_gpus(*gpus):
             engine = await stack.enter_async_context(spawn_engine(config))
-        other = await stack.enter_async_context(peer(config, kvtransfer, _environment(gpus[1])))
-        senders = senders_of(stack, engine, other, kvtransfer)
+        other = await stack.enter_async_context(peer(config, kvtransfer, gpu_environment(gpus[1], gpus[0])))
+        watch = Stopwatch()
+        senders = senders_of(stack, engine, other, kvtransfer, lambda way: TimedWay(way, watch))
         rows: list[dict[str, Any]] = []
         for tokens in prompts:
             async with computed(engine, tokens) as run:
                 for name in (name for name in DEVICE_TRANSPORTS if name in senders):
-                    rows.append(await _measured(name, senders[name], other, run, tokens, layout, repeats))
+                    row = await _measured(name, senders[name], other, run, tokens, layout, repeats)
+                    rows.append(row | {"parts_ms": watch.medians()})
     return {"gpus": gpus, "transports": list(senders), "rows": rows}
 
 
@@ -112,15 +116,16 @@ def _thin_model(layout: KvFormat, context: int) -> Iterator[str]:
         yield f"{RANDOM_PREFIX}{path}"
 
 
-def _environment(gpu: int) -> Mapping[str, str]:
-    return {"CUDA_VISIBLE_DEVICES": str(gpu), "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+def gpu_environment(gpu: int, *others: int) -> Mapping[str, str]:
+    """Of a process on ``gpu`` that maps memory of the others."""
+    return {"CUDA_VISIBLE_DEVICES": visible(gpu, *others), "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
 
 
 @contextmanager
-def _visible(gpu: int) -> Iterator[None]:
+def visible_gpus(gpu: int, *others: int) -> Iterator[None]:
     """For processes that are started inside."""
     before = dict(os.environ)
-    os.environ.update(_environment(gpu))
+    os.environ.update(gpu_environment(gpu, *others))
     try:
         yield
     finally:

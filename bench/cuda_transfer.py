@@ -44,7 +44,10 @@ class CopyPlan:
 
 def measure_pair(source_gpu: int, target_gpu: int, plan: CopyPlan) -> dict[str, Any]:
     """Everything between two processes on these GPUs."""
-    with gpu_process(source_gpu, exporting) as source, gpu_process(target_gpu, importing) as target:
+    with (
+        gpu_process(source_gpu, exporting, target_gpu) as source,
+        gpu_process(target_gpu, importing, source_gpu) as target,
+    ):
         target.ask("map", source.ask("pool"))
         _check(source, target)
         blocks = {f"{mib} MiB": max(1, mib * MIB // LLAMA_8B.block_bytes) for mib in MESSAGE_MIB if mib > 1}

@@ -1,4 +1,4 @@
-"""Processes that each see one GPU, told by name what to do: for benchmarks and tests of copies between them."""
+"""Processes on a GPU each, told by name what to do: for benchmarks and tests of copies between them."""
 
 from __future__ import annotations
 
@@ -47,11 +47,12 @@ class GpuProcess:
 
 
 @contextmanager
-def gpu_process(gpu: int, make: Callable[[], Deeds]) -> Iterator[GpuProcess]:
-    """``make`` runs in the process, which sees only ``gpu``, as its first; what it returns can be asked for."""
+def gpu_process(gpu: int, make: Callable[[], Deeds], *others: int) -> Iterator[GpuProcess]:
+    """``make`` runs in the process, whose first GPU is ``gpu``; what it returns can be asked for. It sees ``others``,
+    too: those whose memory it is to map."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, gpu, make), daemon=True)
+    process = context.Process(target=_serve, args=(theirs, visible(gpu, *others), make), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -66,8 +67,13 @@ def gpu_process(gpu: int, make: Callable[[], Deeds]) -> Iterator[GpuProcess]:
             process.join()
 
 
-def _serve(connection: Connection, gpu: int, make: Callable[[], Deeds]) -> None:
-    os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)  # before CUDA is first used
+def visible(gpu: int, *others: int) -> str:
+    """What CUDA_VISIBLE_DEVICES is for a process on ``gpu``."""
+    return ",".join(map(str, dict.fromkeys((gpu, *others))))
+
+
+def _serve(connection: Connection, gpus: str, make: Callable[[], Deeds]) -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpus  # before CUDA is first used
     os.environ["NCCL_NVLS_ENABLE"] = "0"
     os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
     try:

@@ -92,7 +92,7 @@ def _shared(plan: ServePlan) -> tuple[ModelInfo, list[ShareResult]]:
     load, start = _load(plan, info), time.monotonic() + START_SECONDS
     with ProcessPoolExecutor(plan.processes, mp_context=context) as pool:
         shares = [
-            pool.submit(_run_in_child, load, Share(index, plan.processes), start) for index in range(plan.processes)
+            pool.submit(run_in_child, load, Share(index, plan.processes), start) for index in range(plan.processes)
         ]
         return info, [share.result() for share in shares]
 
@@ -116,7 +116,8 @@ def _load(plan: ServePlan, info: ModelInfo) -> Load:
     )
 
 
-def _run_in_child(load: Load, share: Share, start: float) -> ShareResult:
+def run_in_child(load: Load, share: Share, start: float) -> ShareResult:
+    """What a process of its own does: see ``run_share``."""
     return uvloop.run(run_share(load, share, start))
 
 

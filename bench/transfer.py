@@ -45,7 +45,7 @@ from bench.shapes import Batch, Range
 from bench.transfer_peer import Peer, peer, request_of
 from services.kvtransfer.config import KvTransferConfig
 from services.kvtransfer.sender import KvSender
-from services.kvtransfer.transport import TransportName
+from services.kvtransfer.transport import Outgoing, TransportName
 from services.kvtransfer.transports import open_transports
 
 COMMAND = "baton bench transfer"
@@ -245,9 +245,13 @@ def _roomy(config: EngineConfig, plan: TransferPlan) -> EngineConfig:
 
 
 def senders_of(
-    stack: AsyncExitStack, engine: EngineClient, other: Peer, kvtransfer: KvTransferConfig
+    stack: AsyncExitStack,
+    engine: EngineClient,
+    other: Peer,
+    kvtransfer: KvTransferConfig,
+    watched: Callable[[Outgoing], Outgoing] = lambda way: way,
 ) -> dict[str, KvSender]:
-    """One for each transport, which has no other to fall back to."""
+    """One for each transport, which has no other to fall back to, and is used as ``watched`` makes it."""
     channel = open_channel(other.address)
     stack.push_async_callback(channel.close)
     client = KvReceiverClient(channel)
@@ -256,7 +260,7 @@ def senders_of(
         way.name.value: KvSender(
             dataclasses.replace(transports.hello, transports=(way.name.value,)),
             lambda _: client,
-            [way],
+            [watched(way)],
             config=kvtransfer,
             meter=SilentMeter(),
             clock=SystemClock(),

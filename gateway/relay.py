@@ -92,7 +92,7 @@ class Relay:
             max_chunk_tokens=plan.limits.max_chunk_tokens,
             cache=plan.cache,
         )
-        request = DecodeRequest(tokens, plan.prefill, plan.local_prefill_max_tokens)
+        request = DecodeRequest(tokens, plan.prefill, plan.local_prefill_max_tokens, plan.prefill_wait)
         last: GenerateChunk | None = None
         with self._fleet.sending(worker.worker_id):
             async with closing(self._links(worker).generate(request)) as stream:

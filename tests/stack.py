@@ -204,7 +204,7 @@ class Stack:
             tier=request.tier,
         )
         plan = await self.planner.plan(query)
-        directed = DecodeRequest(request, plan.prefill, plan.local_prefill_max_tokens)
+        directed = DecodeRequest(request, plan.prefill, plan.local_prefill_max_tokens, plan.prefill_wait)
         decode = self.joined.decode(plan.decode[0])
         async with closing(decode.generate(replace(directed, **changes))) as chunks:
             yield chunks

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from baton.cli.models import ResolvedModel
+from baton.cli.placement import VISIBLE
 from baton.cli.state_dir import StateDir
 from baton.cli.terminal import say
 from baton.core.config import environment_settings, file_settings
@@ -35,6 +36,7 @@ class StackPlan:
     decode: int = 1
     kvtransfer: int = 1
     device: str = "cpu"
+    gpus: tuple[str, ...] = ()  # that workers are placed on, one after another; empty: all
     config: Path | None = None
     flags: tuple[str, ...] = ()
     start_timeout: float = 300.0
@@ -56,20 +58,27 @@ class Child:
 
 @contextmanager
 def started(
-    plan: StackPlan, state_dir: StateDir, settings: Sequence[str], keys_file: Path, secrets: Mapping[str, str]
+    plan: StackPlan,
+    state_dir: StateDir,
+    settings: Sequence[str],
+    keys_file: Path,
+    secrets: Mapping[str, str],
+    gpus: Mapping[str, str],
 ) -> Iterator[list[Child]]:
-    """All service processes; ``secrets`` go into their environment. Stopped in reverse order, whatever happens."""
+    """All service processes; ``secrets`` go into their environment, and what they see of GPUs. Stopped in reverse
+    order, whatever happens."""
     children: list[Child] = []
     given = [*_local_defaults(plan.config, state_dir), *settings]
     try:
         for role, process_id in plan.services():
             with state_dir.new_log(process_id) as output:
+                seen = {VISIBLE: gpus[process_id]} if process_id in gpus else {}
                 process = subprocess.Popen(
                     _command(plan, role, process_id, given, keys_file),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    env=os.environ | secrets | {"GOMP_SPINCOUNT": "0"},
+                    env=os.environ | secrets | seen | {"GOMP_SPINCOUNT": "0"},
                     start_new_session=True,  # Ctrl-C reaches the launcher alone, which then drains in order
                 )
             children.append(Child(role, process_id, process, Path(output.name)))

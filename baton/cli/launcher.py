@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from baton.cli.children import REDIS_ID, Child, StackPlan, reason_of_end, started
 from baton.cli.local_tenant import make_local_tenant
+from baton.cli.placement import checked_gpus, known_gpus, visible_gpus
 from baton.cli.state_dir import LaunchedProcess, StackRecord, StateDir, is_alive
 from baton.cli.state_server import StateServer, state_server
 from baton.cli.terminal import say
@@ -29,7 +30,10 @@ from baton.state.redis_client import connect
 from baton.state.registry import RedisRegistry
 from gateway.config import GatewayConfig
 from gateway.keys import dump_keys, new_key, new_server_secret
+from services.decode.config import DecodeConfig
 from services.planner.config import PlannerConfig
+from services.prefill.config import PrefillConfig
+from services.process.config import WorkerConfig
 
 __all__ = ["Child", "Stack", "StackPlan", "launched"]
 
@@ -80,6 +84,7 @@ class Stack:
 async def launched(plan: StackPlan, state_dir: StateDir) -> AsyncIterator[Stack]:
     """Start everything; yields when the whole path is warm. Whatever happens, nothing is left running."""
     settings = Settings.read(file=plan.config, environ=os.environ, flags=plan.flags)
+    placed = _gpus(plan, settings, os.environ)
     state_dir.prepare()
     async with AsyncExitStack() as stack:
         stack.enter_context(state_dir.owned())
@@ -92,7 +97,7 @@ async def launched(plan: StackPlan, state_dir: StateDir) -> AsyncIterator[Stack]
         await _check_state(registry, server)
         await make_local_tenant(RedisRecords(client, server.config))
         children = stack.enter_context(
-            started(plan, state_dir, server.settings, keys_file, _tokens() | dict(server.secrets))
+            started(plan, state_dir, server.settings, keys_file, _tokens() | dict(server.secrets), placed)
         )
         record = _record(plan, key, settings, server, children)
         state_dir.write(record)
@@ -100,6 +105,23 @@ async def launched(plan: StackPlan, state_dir: StateDir) -> AsyncIterator[Stack]
         await _make_ready(running, settings)
         state_dir.write(running.record)
         yield running
+
+
+def _gpus(plan: StackPlan, settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
+    """What each worker sees of GPUs, by its id; nothing on CPUs."""
+    if plan.device != "cuda":
+        return {}
+    known = known_gpus(environ)
+    sections = {
+        Role.PREFILL: Section[WorkerConfig]("prefill", PrefillConfig),
+        Role.DECODE: Section[WorkerConfig]("decode", DecodeConfig),
+    }
+    of_role = {
+        role: checked_gpus(f"{section.name}.gpus", settings.fill(section).gpus, known)
+        for role, section in sections.items()
+    }
+    workers = [(role, process_id) for role, process_id in plan.services() if role in of_role]
+    return visible_gpus(workers, checked_gpus("--gpus", plan.gpus, known) or known, of_role)
 
 
 async def _check_state(registry: RegistryApi, server: StateServer) -> None:

@@ -43,6 +43,9 @@ def _add_up(commands: Commands) -> None:
     parser.add_argument("--decode", type=count, default=1, metavar="N", help="decode workers")
     parser.add_argument("--kvtransfer", type=count, default=1, metavar="N", help="cache directory processes")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the engines compute")
+    parser.add_argument(
+        "--gpus", default="", metavar="N,N", help="that workers are placed on, one after another; all without it"
+    )
     parser.add_argument("--config", type=Path, help="TOML file with one table per section")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override one key")
     parser.add_argument("--detach", action="store_true", help="return when ready, leave a supervisor behind")
@@ -52,6 +55,8 @@ def _up(arguments: argparse.Namespace, given: Sequence[str]) -> int:
     where = StateDir(arguments.state_dir)
     if arguments.decode + arguments.prefill < 1:
         raise ConfigError("up: at least one worker is needed, got --prefill 0 --decode 0")
+    if arguments.gpus and arguments.device != "cuda":
+        raise ConfigError(f"--gpus: goes with --device cuda, got --device {arguments.device}")
     up.check_settings(arguments.config, [f"engine.device={arguments.device}", *arguments.set])
     if arguments.detach:
         return up.detach([word for word in given if word != "--detach"], where)
@@ -61,6 +66,7 @@ def _up(arguments: argparse.Namespace, given: Sequence[str]) -> int:
         decode=arguments.decode,
         kvtransfer=arguments.kvtransfer,
         device=arguments.device,
+        gpus=tuple(name.strip() for name in arguments.gpus.split(",") if name.strip()),
         config=arguments.config,
         flags=tuple(arguments.set),
     )

@@ -70,8 +70,9 @@ class PrefillApi(Protocol):
     async def prefill(self, request: PrefillRequest) -> PrefillResult:
         """Compute the prompt, ship its blocks to the ticket's receiver, return the first token.
 
-        Holds KV only inside the call. Raises Overloaded at once when the queue is full, TransferRejected and
-        CorruptTransfer as the receiver answers them.
+        Holds KV only inside the call. Raises Overloaded at once when the queue is full, Busy (also at once) when it
+        would have to wait for longer than ``request.max_wait``, TransferRejected and CorruptTransfer as the receiver
+        answers them.
         """
         ...
 
@@ -307,6 +308,12 @@ class EngineApi(Protocol):
     @property
     def stats(self) -> EngineStats:
         """The newest snapshot; refreshed by every step."""
+        ...
+
+    @property
+    def backlog_tokens(self) -> int:
+        """Of prompts that are not computed yet: those of ``stats``, and prefills that were asked for since or wait for
+        their admission."""
         ...
 
     @property

@@ -102,6 +102,13 @@ class Overloaded(BatonError):
         self.retry_after = retry_after
 
 
+class Busy(Overloaded):
+    """The prompt would have to wait for longer than its caller wants it to. ``retry_after``: seconds until it would be
+    computed if it did wait."""
+
+    reason = "BUSY"
+
+
 class Draining(Overloaded):
     """This process is about to end and takes no new request; that says nothing of the capacity of others."""
 

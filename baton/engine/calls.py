@@ -50,8 +50,9 @@ class Link(Protocol):
 class Call:
     """What has come in for one request."""
 
-    def __init__(self, key: int) -> None:
+    def __init__(self, key: int, waiting_tokens: int = 0) -> None:
         self.key = key
+        self.waiting_tokens = waiting_tokens  # of a prefill that is not admitted yet
         self.admitted: Mailbox[Admitted] = Mailbox()
         self.filled: Mailbox[FilledBlocks] = Mailbox()
         self.first: Mailbox[FirstToken] = Mailbox()

@@ -98,6 +98,10 @@ class EngineClient:
         return self._stats
 
     @property
+    def backlog_tokens(self) -> int:
+        return self._stats.backlog_tokens + sum(call.waiting_tokens for call in self._calls.values())
+
+    @property
     def pool(self) -> MappedPool | None:
         return self._pool
 
@@ -129,7 +133,7 @@ class EngineClient:
 
     @asynccontextmanager
     async def prefill(self, request: TokenRequest, compute_up_to: int | None = None) -> AsyncIterator[EnginePrefill]:
-        with self._opened() as call:
+        with self._opened(request.context_tokens) as call:
             self.send(Prefill(call.key, request, request.context_tokens if compute_up_to is None else compute_up_to))
             yield EnginePrefill(self, call, await call.admitted.get(), self._card.format.block_size)
 
@@ -180,8 +184,8 @@ class EngineClient:
             del self._replies[op]
 
     @contextmanager
-    def _opened(self) -> Iterator[Call]:
-        call = Call(next(self._numbers))
+    def _opened(self, waiting_tokens: int = 0) -> Iterator[Call]:
+        call = Call(next(self._numbers), waiting_tokens)
         self._calls[call.key] = call
         try:
             yield call
@@ -237,6 +241,7 @@ class EngineClient:
     def _on_call(self, call: Call, event: Admitted | Filled | First | Streamed | Failed) -> None:
         match event:
             case Admitted():
+                call.waiting_tokens = 0
                 call.admitted.put(event)
             case Filled(_, blocks):
                 call.filled.put(blocks)

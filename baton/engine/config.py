@@ -10,7 +10,13 @@ from baton.core.types import Tier
 from baton.engine.tiers import DEFAULT_TIERS, TierPolicy, parse_tiers
 
 # Where the defaults below, which suit a CPU, do not suit a GPU.
-CUDA_DEFAULTS: Mapping[str, int] = {"max_step_tokens": 8192, "max_running": 512, "max_waiting": 1024, "kv_cache_mb": 0}
+CUDA_DEFAULTS: Mapping[str, float] = {
+    "max_step_tokens": 8192,
+    "max_running": 512,
+    "max_waiting": 1024,
+    "kv_cache_mb": 0,
+    "tpot_target_ms": 20.0,
+}
 
 
 def device_defaults(given: Mapping[str, object]) -> Mapping[str, object]:
@@ -38,6 +44,7 @@ class EngineConfig:
     kv_cache_mb: int = 256  # 0, on a GPU: what gpu_memory_share leaves beside weights, buffers and captured graphs
     kv_blocks: int = 0  # 0: as many as fit kv_cache_mb
     max_step_tokens: int = 512  # new tokens computed in one step, prefill chunks included
+    tpot_target_ms: float = 0.0  # how short a step of answers is kept when it takes prompts along; 0: as long as it is
     max_running: int = 64  # sequences in one step
     max_waiting: int = 256  # bounded queue before admission; full means Overloaded
     growth_window: int = 256  # output tokens whose blocks are reserved at admission
@@ -83,7 +90,7 @@ class EngineConfig:
         self._require(self.fake_pool in ("shared", "device"), "fake_pool", "must be shared or device")
         for key in ("threads", "max_step_tokens", "max_running", "max_waiting"):
             self._require(getattr(self, key) >= 1, key, "must be at least 1")
-        for key in ("kv_cache_mb", "kv_blocks", "growth_window", "fake_step_ms"):
+        for key in ("kv_cache_mb", "kv_blocks", "growth_window", "fake_step_ms", "tpot_target_ms"):
             self._require(getattr(self, key) >= 0, key, "must not be negative")
         self._check_shares()
 

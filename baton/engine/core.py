@@ -102,6 +102,9 @@ class EngineCore:
             kept_blocks=self._pool.kept,
             waiting=self._scheduler.waiting,
             running=self._scheduler.running,
+            backlog_tokens=self._scheduler.backlog_tokens,
+            prompt_tokens_per_second=self._scheduler.prompt_tokens_per_second,
+            decode_step_seconds=self._scheduler.decode_step_seconds,
             steps=self._steps,
             prompt_tokens_computed=self._prompt_computed,
             prompt_tokens_cached=self._prompt_cached,
@@ -265,6 +268,7 @@ class EngineCore:
         result = self._runner.collect()
         number, step = self._flights.popleft()
         self._pool.finish(number)
+        self._scheduler.landed()
         details, ended, waiting = result.details, Stage.ENDED, Stage.WAITING
         rows = zip(step.sequences, step.parts, result.token_ids, strict=True)
         for index, (sequence, part, token_id) in enumerate(rows):

@@ -16,22 +16,26 @@ class PromptOrder:
     credit, from the highest down; then tiers and tenants that were charged least. Inside a tenant it goes by priority,
     then arrival.
 
-    A tier's credit is its reserved share of the tokens of past steps, less what it used in those that had not enough.
+    A tier's credit is its reserved share of the tokens that steps had room for, less what it used in those that had not
+    enough: at most what it would have of 128 steps like the one that is planned.
     """
 
     def __init__(self, shares: FairShares, step_tokens: int) -> None:
         self._shares = shares
-        self._step_tokens = step_tokens
-        self._seen_steps = 0
+        self._passed = 0  # tokens that steps had room for since the last one that was sorted
         for tier in shares.tiers:
-            tier.credit = self._most_credit(tier.policy.reserved_share)
+            tier.credit = BURST_STEPS * tier.policy.reserved_share * step_tokens
 
-    def sort(self, unfinished: list[Sequence], steps: int, now: float) -> list[Sequence]:
-        """``steps``: planned so far. Counters of those who run must be settled."""
-        passed, self._seen_steps = steps - self._seen_steps, steps
+    def passed(self, tokens: int) -> None:
+        """A step with room for so many tokens of prompts is planned, sorted or not."""
+        self._passed += tokens
+
+    def sort(self, unfinished: list[Sequence], tokens: int, now: float) -> list[Sequence]:
+        """Of a step with room for so many ``tokens``. Counters of those who run must be settled."""
         for tier in self._shares.tiers:
             reserved = tier.policy.reserved_share
-            tier.credit = min(tier.credit + passed * reserved * self._step_tokens, self._most_credit(reserved))
+            tier.credit = min(tier.credit + reserved * self._passed, BURST_STEPS * reserved * tokens)
+        self._passed = 0
         return sorted(unfinished, key=lambda sequence: self._key(sequence, now))
 
     def used(self, sequence: Sequence, tokens: int, now: float) -> None:
@@ -50,9 +54,6 @@ class PromptOrder:
             share.counter,
             sequence.rank,
         )
-
-    def _most_credit(self, reserved: float) -> float:
-        return BURST_STEPS * reserved * self._step_tokens
 
 
 def tenants(sequences: Iterable[Sequence]) -> int:

@@ -6,6 +6,8 @@ blocks run out, the last of them that can gives up its blocks, waits again and i
 none is drawn or delivered twice. So nobody loses its blocks to a lower tier. Whoever is next also takes them from lower
 tiers that have more than is reserved for them (``reclaim.py``).
 
+Beside decode rows a step takes only as much of prompts as keeps it within ``engine.tpot_target_ms`` (``StepPace``).
+
 While a step is in flight the blocks given up are not free before it has finished. Whoever needed them misses a step,
 and until its next one nobody is admitted into what it waits for.
 """
@@ -22,6 +24,7 @@ from baton.core.errors import Expired, Overloaded
 from baton.core.types import TierLoad
 from baton.engine.blocks import BlockPool
 from baton.engine.config import EngineConfig
+from baton.engine.pacing import StepPace
 from baton.engine.prompt_order import PromptOrder, tenants
 from baton.engine.reclaim import borrowers
 from baton.engine.sequence import Sequence, Stage
@@ -32,6 +35,7 @@ from baton.engine.waiting import WaitingQueue, rank
 
 DEPARTURES = 16  # recent ends of requests from which the time to the next free place is estimated
 RETRY_SECONDS = (0.1, 10.0)  # bounds of what a refused caller is told to wait
+DECODING = 2  # tokens at most that a sequence which decodes has to compute, the one in flight included
 
 
 class Scheduler:
@@ -48,11 +52,13 @@ class Scheduler:
         self._waiting = WaitingQueue(self._shares, self._blocks_wanted, self._new_blocks, self._fits, self._settle)
         self._order = PromptOrder(self._shares, config.max_step_tokens)
         self._running: list[Sequence] = []
-        self._planned = 0  # steps
         self._resting = 0  # admitted, but not part of steps: held or pinned
         self._arrivals = 0
         self._departures: deque[float] = deque(maxlen=DEPARTURES)
         self._owed = 0  # blocks that those who missed the last step wait for
+        self._pace = StepPace(config.tpot_target_ms / 1000, config.max_step_tokens)
+        self._rows = 0  # of answers in the step planned last
+        self._computing: list[Sequence] = []  # with a prompt to compute, as of the last step
         self.preemptions = 0
 
     @property
@@ -72,6 +78,20 @@ class Scheduler:
     def has_work(self) -> bool:
         """A step would compute or admit something."""
         return bool(self._running) or self._admissible() is not None
+
+    @property
+    def backlog_tokens(self) -> int:
+        """Of prompts that run and are not computed; those in flight count."""
+        return sum(s.length - s.computed for s in self._computing if s.stage is Stage.RUNNING)
+
+    @property
+    def prompt_tokens_per_second(self) -> float:
+        """See ``StepPace``; beside the rows of the last step."""
+        return self._pace.prompt_tokens_per_second(self._rows)
+
+    @property
+    def decode_step_seconds(self) -> float:
+        return self._pace.row_seconds
 
     # --- the life of a sequence ---------------------------------------------------------------------------------------
 
@@ -186,47 +206,60 @@ class Scheduler:
     def plan(self) -> Step:
         """The next step: a row for everyone who decodes, then prefill chunks into what is left, then drafts.
 
-        At most ``max_step_tokens`` tokens in all, which count as launched from now on. A victim of preemption stands
+        At most ``max_step_tokens`` tokens in all, which count as launched from now on; ``landed`` follows for each step
+        that has any. A victim of preemption stands
         behind the one that needs its blocks, or is it, so whoever has a part already keeps it.
         """
         step = Step([], [], [], [])
         unfinished: list[Sequence] = []
-        self._owed = 0
-        self._planned += 1
+        self._owed = self._rows = 0
+        self._computing.clear()
         for sequence in tuple(self._running):
             pending = sequence.length - sequence.launched
+            if sequence.length - sequence.computed > DECODING:
+                self._computing.append(sequence)
             if pending == 1:
                 if sequence.launched < sequence.capacity or self._make_room(sequence, step.preempted):
                     step.add(sequence, 1)
+                    self._rows += not sequence.is_prefill
             elif pending:
                 unfinished.append(sequence)
         budget = self._config.max_step_tokens - len(step.parts)
-        budget = self._add_chunks(step, unfinished, budget)
+        chunks = self._add_chunks(step, unfinished, min(budget, self._pace.chunk_tokens(self._rows)))
+        if step.parts:
+            self._pace.launched(self._rows, chunks, self._clock.now())
+        budget -= chunks
         for index, part in self._speculator.draft(step.sequences, step.parts, budget, self._room_for_drafts):
             step.parts[index] = part
         return step
+
+    def landed(self) -> None:
+        """The oldest planned step has been computed."""
+        self._pace.landed(self._clock.now())
 
     def waits(self) -> bool:
         """Whether the next step is worth planning only when the tokens in flight are known."""
         return self._speculator.waits(self._running)
 
     def _add_chunks(self, step: Step, unfinished: list[Sequence], budget: int) -> int:
-        """Returns what is left of ``budget`` tokens."""
-        now = self._clock.now() if len(unfinished) > 1 and self._compete(unfinished, budget) else None
+        """Returns how many of ``budget`` tokens they take."""
+        self._order.passed(budget)
+        now = self._clock.now() if len(unfinished) > 1 and budget and self._compete(unfinished, budget) else None
         if now is not None:
             self._settle(self._running)
-            unfinished = self._order.sort(unfinished, self._planned, now)
+            unfinished = self._order.sort(unfinished, budget, now)
+        left = budget
         for sequence in unfinished:
-            if not budget:
+            if not left:
                 break
             if sequence.stage is Stage.RUNNING:
-                chunk = min(sequence.length - sequence.launched, budget, sequence.max_chunk)
+                chunk = min(sequence.length - sequence.launched, left, sequence.max_chunk)
                 step.add(sequence, chunk)
-                budget -= chunk
+                left -= chunk
                 self._settle((sequence,))
                 if now is not None:
                     self._order.used(sequence, chunk, now)
-        return budget
+        return budget - left
 
     def _compete(self, unfinished: list[Sequence], budget: int) -> bool:
         """Tenants want more of a step than there is."""
@@ -300,6 +333,7 @@ class Scheduler:
     def _run(self, sequence: Sequence) -> None:
         sequence.stage = Stage.RUNNING
         insort(self._running, sequence, key=rank)
+        self._computing.append(sequence)
 
     def _settle(self, sequences: Iterable[Sequence] | None = None) -> None:
         self._shares.settle(self._running if sequences is None else sequences)

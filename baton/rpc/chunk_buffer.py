@@ -1,9 +1,14 @@
-"""Chunks of one request between the link's reader, which never waits, and their consumer, which may."""
+"""Chunks of one request between the link's reader, which never waits, and their consumer, which may.
+
+A consumer that is behind is given all the tokens that wait for it at once: a gateway with too many streams then sends
+fewer and larger messages, instead of falling behind further and further.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from dataclasses import replace
 
 from baton.core.clock import Clock
 from baton.core.errors import BatonError
@@ -49,7 +54,8 @@ class ChunkBuffer:
         return now - self._taken_at if self._chunks else 0.0
 
     async def get(self) -> TokenChunk | None:
-        """The next chunk, or None at the end. Raises the error that the stream was closed with."""
+        """The next chunk, with the tokens of those behind it that have nothing else to say; None at the end. Raises the
+        error that the stream was closed with."""
         while not self._chunks:
             if self._closed and self._error is not None:
                 raise self._error
@@ -61,8 +67,22 @@ class ChunkBuffer:
             finally:
                 self._waiter = None
         self._taken_at = self._clock.now()
-        return self._chunks.popleft()
+        first = self._chunks.popleft()
+        return self._with_followers(first) if self._chunks and first.finish is None else first
+
+    def _with_followers(self, first: TokenChunk) -> TokenChunk:
+        token_ids, logprobs = list(first.token_ids), list(first.logprobs)
+        while self._chunks and _is_plain(self._chunks[0]):
+            chunk = self._chunks.popleft()
+            token_ids += chunk.token_ids
+            logprobs += chunk.logprobs
+        return replace(first, token_ids=tuple(token_ids), logprobs=tuple(logprobs))
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def _is_plain(chunk: TokenChunk) -> bool:
+    """Tokens and their log-probabilities, and nothing else."""
+    return chunk.finish is None and chunk.usage is None and chunk.placement is None and not chunk.prompt_logprobs

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from itertools import count
 
 from baton.core.api import EngineApi, PrefillApi, Reservation
 from baton.core.clock import Clock
 from baton.core.deadline import Deadline
-from baton.core.errors import BatonError, Expired, InvalidRequest, PeerUnavailable, UnknownModel
+from baton.core.errors import BatonError, Busy, Expired, InvalidRequest, PeerUnavailable, UnknownModel
 from baton.core.streams import closing
 from baton.core.telemetry import Meter
 from baton.core.types import (
@@ -24,6 +25,7 @@ from baton.core.types import (
     PrefillResult,
     TokenChunk,
 )
+from services.decode.balance import is_sooner_here
 from services.kvtransfer.circuit import Circuit
 from services.kvtransfer.economy import FetchEconomy
 from services.kvtransfer.fetcher import PrefixFetcher
@@ -147,41 +149,65 @@ class DecodeWorker:
     # --- the prompt, somewhere else -----------------------------------------------------------------------------------
 
     async def _prefill_remotely(self, go: _Go) -> PrefillResult | None:
-        """The result of the first candidate that succeeds, its blocks valid here; None: compute the prompt here."""
+        """The result of the first candidate that succeeds, its blocks valid here; None: compute the prompt here.
+
+        Candidates are asked twice if need be: who has no time for it soon, and then, unless this worker is sooner, how
+        soon they ever may.
+        """
         uncached = go.request.tokens.context_tokens - go.reservation.cached_tokens
         if uncached <= go.request.local_prefill_max_tokens:
             return self._stay_local("short")
         if not go.request.prefill:
             return self._stay_local("no_candidate")
-        for candidate, attempt in self._attempts(go.request):
+        busy: dict[Candidate, float] = {}  # seconds until each would have computed it
+        attempts = _attempts(go.request)
+        handed = await self._first_of(go, go.request.prefill, attempts, go.request.prefill_wait, busy)
+        if handed is None and busy:
+            soonest = sorted(busy, key=lambda candidate: busy[candidate])
+            if is_sooner_here(self._engine.stats, uncached, busy[soonest[0]]):
+                return self._stay_local("balance")
+            handed = await self._first_of(go, soonest, attempts, None, busy)
+        return handed or self._stay_local("candidates_failed")
+
+    async def _first_of(
+        self,
+        go: _Go,
+        candidates: Sequence[Candidate],
+        attempts: Iterator[Attempt],
+        max_wait: float | None,
+        busy: dict[Candidate, float],
+    ) -> PrefillResult | None:
+        """The first success; None without any. Those that would need too long are noted in ``busy``."""
+        for candidate in candidates:
+            if candidate.worker_id == self._me.worker_id or self._circuit.is_open(candidate):
+                continue
             try:
-                return await self._hand_over(go, candidate, attempt)
+                return await self._hand_over(go, candidate, next(attempts), max_wait)
             except THE_REQUESTS_OWN:
                 raise
+            except Busy as error:
+                busy[candidate] = error.retry_after
             except BatonError as error:
-                self._retries.add(cause=error.reason)
-                details = {"request_id": go.request.tokens.request_id, "peer": candidate.worker_id}
-                log.warning("prefill attempt failed", extra={**details, "cause": error.reason, "error": error.message})
-                if isinstance(error, PeerUnavailable):
-                    self._circuit.trip(candidate, error.message)
-        return self._stay_local("candidates_failed")
+                self._note_failure(go, candidate, error)
+        return None
 
-    def _attempts(self, request: DecodeRequest) -> Iterator[tuple[Candidate, Attempt]]:
-        """The candidates worth asking, each with an attempt of its own; retry 0 is the computation on this worker."""
-        hop, retry = request.tokens.attempt.hop, request.tokens.attempt.retry
-        for candidate in request.prefill:
-            if candidate.worker_id != self._me.worker_id and not self._circuit.is_open(candidate):
-                retry += 1
-                yield candidate, Attempt(hop, retry)
+    def _note_failure(self, go: _Go, candidate: Candidate, error: BatonError) -> None:
+        self._retries.add(cause=error.reason)
+        details = {"request_id": go.request.tokens.request_id, "peer": candidate.worker_id}
+        log.warning("prefill attempt failed", extra={**details, "cause": error.reason, "error": error.message})
+        if isinstance(error, PeerUnavailable):
+            self._circuit.trip(candidate, error.message)
 
-    async def _hand_over(self, go: _Go, candidate: Candidate, attempt: Attempt) -> PrefillResult:
+    async def _hand_over(
+        self, go: _Go, candidate: Candidate, attempt: Attempt, max_wait: float | None
+    ) -> PrefillResult:
         tokens = go.request.tokens
         skip = go.reservation.cached_tokens // self._engine.card.format.block_size
         async with self._receiver.accept(
             tokens.request_id, attempt, go.reservation, skip_blocks=skip, context_tokens=tokens.context_tokens
         ) as delivery:
             sent = replace(tokens, attempt=attempt, timeout=go.deadline.remaining())
-            call = self._prefill_peers(candidate).prefill(PrefillRequest(sent, delivery.ticket, skip))
+            call = self._prefill_peers(candidate).prefill(PrefillRequest(sent, delivery.ticket, skip, max_wait))
             result = await go.deadline.within(call, f"prefill by {candidate.worker_id}")
             self._receiver.require_complete(delivery)
             return replace(result, kv_bytes=delivery.bytes_received)
@@ -194,6 +220,12 @@ class DecodeWorker:
         if handed is None:
             return Placement(me, me, PrefillMode.LOCAL, 0)
         return Placement(me, handed.worker_id, PrefillMode.REMOTE, handed.kv_bytes)
+
+
+def _attempts(request: DecodeRequest) -> Iterator[Attempt]:
+    """One for each time that a candidate is asked; retry 0 is the computation on this worker."""
+    hop, retry = request.tokens.attempt.hop, request.tokens.attempt.retry
+    return (Attempt(hop, number) for number in count(retry + 1))
 
 
 def _computed_here(request: DecodeRequest) -> int:

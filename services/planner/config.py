@@ -26,6 +26,13 @@ class PlannerConfig(ProcessConfig):
     SECTION: ClassVar[str] = "planner"
 
     local_prefill_max_tokens: int = 128  # uncached tokens that decode computes itself; 0: none, always remote
+    # Unless prompts are always remote, the pools help each other out: a prompt that would wait longer for a prefill
+    # worker is computed by its decode worker if that is sooner, and prefill workers give short answers while all decode
+    # workers have too much to do: requests that wait, or steps above a limit.
+    balance: bool = True
+    prefill_wait_ms: float = 200.0
+    short_answer_tokens: int = 64  # 0: prefill workers give none
+    tpot_limit_ms: float = 0.0  # 0: none
     speculation: bool = True  # false: no request has drafts, whatever the engines are set to
     max_candidates: int = 4  # of each kind in one plan
     refresh_seconds: float = 0.2  # between two looks at the registry
@@ -46,7 +53,11 @@ class PlannerConfig(ProcessConfig):
         ProcessConfig.__post_init__(self)
         for key, least in (
             ("local_prefill_max_tokens", 0),
+            ("prefill_wait_ms", 0.0),
+            ("short_answer_tokens", 0),
+            ("tpot_limit_ms", 0.0),
             ("max_candidates", 1),
+            ("short_answer_tokens", 0),
             ("tie_noise", 0.0),
             ("attention_window", 0),
             ("max_tokens", 0),
@@ -55,6 +66,7 @@ class PlannerConfig(ProcessConfig):
         ):
             self.require(getattr(self, key) >= least, key, f"must be at least {least}")
         self.require(self.max_seconds < float("inf"), "max_seconds", "must be finite")
+        self.require(self.prefill_wait_ms < float("inf"), "prefill_wait_ms", "must be finite")
         self.require(self.refresh_seconds > 0, "refresh_seconds", "must be positive")
         self.cache_by_priority()
         self.worker_pools()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from baton.core.errors import InvalidRequest, Overloaded, UnknownModel
 from baton.core.types import (
@@ -48,6 +48,10 @@ def plan(query: PlanQuery, fleet: Fleet, config: PlannerConfig, noise: Noise) ->
         reasons.append("decode_pool_empty")
     elif not prefill:
         reasons.append("prefill_pool_empty")
+    elif free := for_short_answers(decode, prefill, query, config):
+        # What it computes stays where it is.
+        decode, prefill = free, []
+        reasons.append("decode_pool_busy")
     return Plan(
         decode=_ranked(decode, query, fleet, config, noise),
         prefill=_ranked(prefill, query, fleet, config, noise),
@@ -57,6 +61,7 @@ def plan(query: PlanQuery, fleet: Fleet, config: PlannerConfig, noise: Noise) ->
         speculation=config.speculation,
         limits=limits,
         cache=cache_for(query, config),
+        prefill_wait=config.prefill_wait_ms / 1000 if prefill and _balances(config) else None,
     )
 
 
@@ -89,6 +94,18 @@ def cache_for(query: PlanQuery, config: PlannerConfig) -> CachePolicy:
     return reached[max(reached)] if reached else CachePolicy()
 
 
+def for_short_answers(
+    decode: Sequence[ProcessRecord], prefill: Sequence[ProcessRecord], query: PlanQuery, config: PlannerConfig
+) -> list[ProcessRecord]:
+    """The prefill workers that have time to give a short answer while every decode worker has too much to do; none
+    for other requests and in other cases."""
+    if not _balances(config) or query.max_tokens > config.short_answer_tokens:
+        return []
+    if not all(_has_too_much(worker, config) for worker in decode):
+        return []
+    return [worker for worker in prefill if not _has_too_much(worker, config) and _has_time(worker, config)]
+
+
 def load(worker: ProcessRecord, own_tokens: int, in_flight: int) -> float:
     """Tokens that this worker has to hold, as a share of what its pool can hold; above 1 when requests wait.
 
@@ -99,6 +116,22 @@ def load(worker: ProcessRecord, own_tokens: int, in_flight: int) -> float:
     capacity = max(1, worker.stats.total_blocks * block_size)
     tokens = worker.stats.held_blocks * block_size + worker.stats.waiting * own_tokens + in_flight
     return tokens / capacity
+
+
+def _balances(config: PlannerConfig) -> bool:
+    return config.balance and config.local_prefill_max_tokens > 0
+
+
+def _has_too_much(worker: ProcessRecord, config: PlannerConfig) -> bool:
+    """Requests wait for a place, or its answers have become slow."""
+    limit = config.tpot_limit_ms / 1000
+    return worker.stats.waiting > 0 or 0 < limit < worker.stats.decode_step_seconds
+
+
+def _has_time(worker: ProcessRecord, config: PlannerConfig) -> bool:
+    """A prompt would begin to be computed soon."""
+    stats = worker.stats
+    return stats.backlog_tokens <= stats.prompt_tokens_per_second * config.prefill_wait_ms / 1000
 
 
 def _ready(query: PlanQuery, fleet: Fleet, config: PlannerConfig) -> list[ProcessRecord]:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from baton.core.api import EngineApi
 from baton.core.clock import Clock
 from baton.core.deadline import Deadline
-from baton.core.errors import InvalidRequest, UnknownModel
+from baton.core.errors import Busy, InvalidRequest, UnknownModel
 from baton.core.telemetry import Meter
 from baton.core.types import Candidate, PrefillRequest, PrefillResult
 from services.kvtransfer.economy import FetchEconomy
@@ -38,6 +38,7 @@ class PrefillWorker:
         self._clock = clock
         self._computing = 0
         self._seconds = meter.histogram("prefill_seconds", "One prompt, from its arrival to the last confirmation")
+        self._declined = meter.counter("prefills_declined", "Prompts that would have had to wait for too long")
 
     @property
     def computing(self) -> int:
@@ -46,6 +47,7 @@ class PrefillWorker:
 
     async def prefill(self, request: PrefillRequest) -> PrefillResult:
         self._check(request)
+        self._require_time_for(request)
         began = self._clock.now()
         deadline = Deadline.after(request.tokens.timeout)
         result = await deadline.within(self._prefill(request), "prefill")
@@ -65,6 +67,18 @@ class PrefillWorker:
                 first = await run.first_token()
             self._economy.computed(request.tokens.context_tokens - run.cached_tokens, self._clock.now() - began)
         return PrefillResult(first, self._me.worker_id, kv_bytes)
+
+    def _require_time_for(self, request: PrefillRequest) -> None:
+        """Busy unless the prompts before it are computed within what the request may wait, as far as is known."""
+        ahead, rate = self._engine.backlog_tokens, self._engine.stats.prompt_tokens_per_second
+        if request.max_wait is None or not rate or ahead / rate <= request.max_wait:
+            return
+        self._declined.add()
+        done = (ahead + request.tokens.context_tokens) / rate
+        raise Busy(
+            f"{ahead} tokens are to be computed before, {ahead / rate:.3f} s; max_wait is {request.max_wait:g} s",
+            retry_after=done,
+        )
 
     @contextmanager
     def _counted(self) -> Iterator[None]:

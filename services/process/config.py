@@ -69,10 +69,12 @@ class ProcessConfig:
 @dataclass(frozen=True, slots=True)
 class WorkerConfig(ProcessConfig):
     """Of prefill and decode workers. ``engine_stall_seconds``: an engine that has work and ends no step for so long
-    hangs, and its worker ends; above the longest step (a chunk of a prompt on a slow machine). ``labels``: pools that
-    the worker belongs to; those that ``planner.pools`` names are kept for their tenants."""
+    hangs, and its worker ends; above the longest step (a chunk of a prompt on a slow machine). ``gpus``: where
+    `baton up` places workers of this role, in turn, by CUDA's index or UUID; empty: all GPUs of the stack in turn.
+    ``labels``: pools that the worker belongs to; those that ``planner.pools`` names are kept for their tenants."""
 
     engine_stall_seconds: float = 30.0
+    gpus: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -27,8 +27,6 @@ class EngineSeries:
         self._kept = meter.gauge("kv_blocks_kept", "Cached KV blocks that are evicted after all others")
         self._requests = meter.gauge("engine_requests", "Requests in the engine by state", ("state",))
         self._tier_requests = meter.gauge("tier_requests", "Requests by tenants' tier and state", ("tier", "state"))
-            "tier_requests", "Requests in the engine by tenants' tier, and state", ("tier", "state")
-        )
         self._tier_blocks = meter.gauge("tier_kv_blocks", "KV blocks held by the tenants of a tier", ("tier",))
         self._tier_tenants = meter.gauge("tier_tenants", "Tenants of a tier with requests in the engine", ("tier",))
         self._tier_preemptions = meter.counter(

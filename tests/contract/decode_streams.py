@@ -35,5 +35,10 @@ async def silent(asked: DecodeRequest) -> AsyncIterator[TokenChunk]:
     yield TokenChunk()
 
 
+async def collected_ids(stream: AsyncIterator[TokenChunk]) -> list[int]:
+    """A link may put tokens together that their reader has not taken yet."""
+    return [token_id async for chunk in stream for token_id in chunk.token_ids]
+
+
 async def collected(stream: AsyncIterator[TokenChunk]) -> list[TokenChunk]:
     return [chunk async for chunk in stream]

@@ -17,7 +17,7 @@ from baton.rpc.decode_link import DecodeLink
 from baton.rpc.serving import RunningServer, ServerPolicy
 from protos.baton.v1 import decode_pb2 as pb
 from protos.baton.v1 import decode_pb2_grpc
-from tests.contract.decode_streams import REQUEST, collected, counting, endless, request
+from tests.contract.decode_streams import REQUEST, collected, collected_ids, counting, endless, request
 from tests.contract.wire_doubles import PATIENT, ScriptedDecode, decode, link_to, served_decode, soon, until, wire
 
 
@@ -30,7 +30,7 @@ def test_a_bug_in_the_worker_ends_its_request_only() -> None:
 
     async def run() -> None:
         async with decode("wire", ScriptedDecode(buggy)) as worker:
-            good = asyncio.create_task(collected(worker.generate(request("good", 50))))
+            good = asyncio.create_task(collected_ids(worker.generate(request("good", 50))))
             with pytest.raises(BatonError) as raised:
                 await soon(collected(worker.generate(request("bad"))))
             assert type(raised.value) is BatonError
@@ -45,7 +45,7 @@ def test_a_link_works_the_same_on_uvloop() -> None:
     async def run() -> None:
         domain = ScriptedDecode(counting)
         async with decode("wire", domain) as worker:
-            answers = await soon(asyncio.gather(*(collected(worker.generate(request(f"r{n}"))) for n in range(8))))
+            answers = await soon(asyncio.gather(*(collected_ids(worker.generate(request(f"r{n}"))) for n in range(8))))
             assert all(len(answer) == 16 for answer in answers)
             async with aclosing(worker.generate(request("abandoned", 10**6))) as stream:  # type: ignore[type-var]
                 await soon(anext(stream))
@@ -77,7 +77,7 @@ def test_chunks_of_one_engine_step_share_a_message(monkeypatch: pytest.MonkeyPat
                     await step.wait()
                 yield TokenChunk(token_ids=(index,))
 
-        async def engine(domain: ScriptedDecode, tasks: list[asyncio.Task[list[TokenChunk]]]) -> None:
+        async def engine(domain: ScriptedDecode, tasks: list[asyncio.Task[list[int]]]) -> None:
             await until(lambda: len(domain.running) == len(tasks))
             while domain.running:
                 async with step:
@@ -86,7 +86,7 @@ def test_chunks_of_one_engine_step_share_a_message(monkeypatch: pytest.MonkeyPat
 
         domain = ScriptedDecode(stepping)
         async with decode("wire", domain) as worker:
-            tasks = [asyncio.create_task(collected(worker.generate(request(f"req-{n}")))) for n in range(32)]
+            tasks = [asyncio.create_task(collected_ids(worker.generate(request(f"req-{n}")))) for n in range(32)]
             await soon(engine(domain, tasks))
             answers = await soon(asyncio.gather(*tasks))
         assert all(len(answer) == steps for answer in answers)
@@ -147,7 +147,7 @@ def test_a_reader_that_stops_reading_is_cancelled_and_the_others_are_not() -> No
         async with wire(served_decode(domain)) as (server, _), link_to(server.address, policy) as link:
             asleep = aiter(link.generate(request("asleep", 400)))
             await soon(anext(asleep))
-            awake = asyncio.create_task(collected(link.generate(request("awake", 2000))))
+            awake = asyncio.create_task(collected_ids(link.generate(request("awake", 2000))))
             await until(lambda: domain.cancelled == ["asleep"])
             assert len(await soon(awake)) == 2000
             with pytest.raises(Cancelled, match="not read"):
@@ -162,9 +162,9 @@ def test_a_finished_answer_waits_for_a_slow_reader_without_holding_the_worker() 
         policy = replace(PATIENT, idle_reader=0.1)
         async with wire(served_decode(domain)) as (server, _), link_to(server.address, policy) as link:
             stream = aiter(link.generate(request("slow", 50)))
-            await soon(anext(stream))
+            first = await soon(anext(stream))
             await until(lambda: server.in_flight == 0)
-            assert len(await soon(collected(stream))) == 49
+            assert [*first.token_ids, *await soon(collected_ids(stream))] == list(range(50))
 
     asyncio.run(run())
 
@@ -227,7 +227,7 @@ def test_the_last_chunks_reach_the_gateway_when_the_server_stops_after_its_drain
         service = served_decode(ScriptedDecode(patient))
         async with wire(service, policy=ServerPolicy(drain=20)) as (server, _):
             link: DecodeLink = link_to(server.address)
-            answer = asyncio.create_task(collected(link.generate(request("last", 300))))
+            answer = asyncio.create_task(collected_ids(link.generate(request("last", 300))))
             await until(lambda: server.in_flight == 1)
             released = asyncio.create_task(go_on_when_draining(server))
         await released

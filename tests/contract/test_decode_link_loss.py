@@ -16,7 +16,7 @@ from baton.rpc.link import EnginePulse
 from baton.rpc.serving import ServerPolicy, serve
 from protos.baton.v1 import decode_pb2 as pb
 from protos.baton.v1 import decode_pb2_grpc
-from tests.contract.decode_streams import HANGS_SOON, REQUEST, collected, counting, endless, request
+from tests.contract.decode_streams import HANGS_SOON, REQUEST, collected, collected_ids, counting, endless, request
 from tests.contract.wire_doubles import PATIENT, Relay, ScriptedDecode, link_to, served_decode, soon, until, wire
 
 
@@ -123,7 +123,7 @@ def test_a_link_that_fell_is_renewed_by_the_next_request() -> None:
             await soon(anext(stream))
         service = served_decode(ScriptedDecode(counting))
         async with serve([service], f"127.0.0.1:{port}", SilentMeter(), ServerPolicy(drain=0)), link:
-            assert len(await soon(collected(link.generate(REQUEST)))) == 16
+            assert len(await soon(collected_ids(link.generate(REQUEST)))) == 16
 
     asyncio.run(run())
 

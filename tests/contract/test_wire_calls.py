@@ -65,7 +65,7 @@ from tests.contract.wire_doubles import (
 DIRECTED = replace(
     TOKENS, attention_window=64, max_chunk_tokens=256, cache=CachePolicy(CacheClass.NONE, keep_tokens=32)
 )
-PREFILL = PrefillRequest(replace(DIRECTED, attempt=Attempt(1, 2)), TICKET, skip_blocks=3)
+PREFILL = PrefillRequest(replace(DIRECTED, attempt=Attempt(1, 2)), TICKET, skip_blocks=3, max_wait=0.25)
 
 
 def test_who_says_nothing_of_speculation_allows_it() -> None:
@@ -113,6 +113,7 @@ def test_a_plan_arrives_whole(way: str) -> None:
         speculation=False,
         limits=PlanLimits(max_tokens=64, max_chunk_tokens=512, seconds=2.5),
         cache=CachePolicy(CacheClass.KEEP, keep_tokens=48),
+        prefill_wait=0.125,
     )
     query = replace(QUERY, hop=2, priority=-1, avoid=("decode-7",), attention_window=512, tier=Tier.SILVER)
 
@@ -339,6 +340,7 @@ def test_an_incomplete_plan_is_refused_and_not_blamed_on_the_caller() -> None:
     still = pb.PlanResponse(decode=decode, limits={"max_chunk_tokens": 0})
     late = pb.PlanResponse(decode=decode, limits={"seconds": 0.0})
     never = pb.PlanResponse(decode=decode, limits={"seconds": float("nan")})
+    hasty = pb.PlanResponse(decode=decode, prefill_wait=-1.0)
     odd = pb.PlanResponse(decode=decode, cache={"cache_class": 9})  # type: ignore[dict-item]
 
     async def run() -> None:
@@ -348,6 +350,7 @@ def test_an_incomplete_plan_is_refused_and_not_blamed_on_the_caller() -> None:
             (blind, r"attention_window: must be at least 1, got 0"),
             (mute, r"PlanLimits.max_tokens: must be at least 1, got 0"),
             (still, r"PlanLimits.max_chunk_tokens: must be at least 1, got 0"),
+            (hasty, r"PlanResponse.prefill_wait: must be a number of at least 0, got -1.0"),
             (late, r"PlanLimits.seconds: must be a number above 0, got 0.0"),
             (never, r"PlanLimits.seconds: must be a number above 0, got nan"),
             (odd, r"CachePolicy.cache_class: unknown value 9"),

@@ -43,6 +43,7 @@ ALL_ERRORS: list[BatonError] = [
     errors.QuotaExceeded("daily tokens used up"),
     errors.Overloaded("queue is full", retry_after=0.1),
     errors.Draining("this server is draining", retry_after=0.1),
+    errors.Busy("9 tokens are to be computed before", retry_after=0.125),
     PeerUnavailable("prefill-0 is gone"),
     errors.TransferRejected("ticket is closed"),
     errors.TransportUnavailable("the pool is not mapped"),

@@ -11,20 +11,23 @@ from baton.core.types.transfer import Ticket
 
 @dataclass(frozen=True, slots=True)
 class DecodeRequest:
-    """What the gateway sends to a decode worker."""
+    """What the gateway sends to a decode worker. ``prefill_wait``: see ``Plan``."""
 
     tokens: TokenRequest
     prefill: tuple[Candidate, ...] = ()
     local_prefill_max_tokens: int = 0
+    prefill_wait: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillRequest:
-    """What a decode worker sends to a prefill worker. ``skip_blocks``: leading blocks the receiver already holds."""
+    """What a decode worker sends to a prefill worker. ``skip_blocks``: leading blocks the receiver already holds.
+    ``max_wait``: seconds after which its computation should begin, else the answer is ``Busy``; None: any."""
 
     tokens: TokenRequest
     ticket: Ticket
     skip_blocks: int = 0
+    max_wait: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

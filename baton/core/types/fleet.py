@@ -62,6 +62,10 @@ class EngineStats:
     ``host_seconds`` is the engine loop's own work, all but waiting for commands and for the device. ``device_seconds``
     is from each step's start on the device to its end, ``device_idle_seconds`` between the end of one step and the
     start of the next while there was work; both are 0 where the host computes.
+
+    ``backlog_tokens`` are of admitted prompts and not computed yet. A prompt that came now would be computed at
+    ``prompt_tokens_per_second``, beside the answers that go on; steps of answers alone take ``decode_step_seconds``.
+    Both as measured of late, 0: not yet.
     """
 
     total_blocks: int = 0
@@ -71,6 +75,9 @@ class EngineStats:
     kept_blocks: int = 0
     waiting: int = 0
     running: int = 0
+    backlog_tokens: int = 0
+    prompt_tokens_per_second: float = 0.0
+    decode_step_seconds: float = 0.0
     steps: int = 0
     prompt_tokens_computed: int = 0
     prompt_tokens_cached: int = 0
@@ -160,7 +167,9 @@ class Plan:
     """Ranked candidates and directives. Complete or refused: an empty ``decode`` is never sent.
 
     The decode worker computes the prompt itself when its uncached part has at most ``local_prefill_max_tokens`` tokens
-    (0: never), else asks the ``prefill`` candidates in order. ``attention_window`` goes into the request; every
+    (0: never), else asks the ``prefill`` candidates in order. ``prefill_wait`` is the balance between the two: a prompt
+    that would wait for longer than so many seconds at every candidate is computed by the decode worker if that is
+    sooner; None: it waits. ``attention_window`` goes into the request; every
     candidate has its module. ``limits`` and ``cache`` of a request's first plan hold for its later hops too. A limit
     that a plan sets has its reason ("max_tokens_limit", "max_chunk_tokens_limit", "time_limit") in ``reasons``.
     """
@@ -173,3 +182,4 @@ class Plan:
     speculation: bool = True  # drafts may be tried where the engine does so
     limits: PlanLimits = PlanLimits()
     cache: CachePolicy = CachePolicy()
+    prefill_wait: float | None = None

@@ -149,7 +149,8 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class TokenChunk:
-    """What one engine step added to one request. The last chunk has ``finish``; the first has ``usage``, ``placement``.
+    """What an engine step added to one request, or several steps for a reader that is behind. The last chunk has
+    ``finish``; the first has ``usage``, ``placement``.
 
     ``prompt_logprobs`` has one entry a prompt token, the first None; only in the first chunk, when asked for.
     """

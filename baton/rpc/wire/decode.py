@@ -5,7 +5,7 @@ from __future__ import annotations
 from baton.core.errors import BatonError
 from baton.core.types import DecodeRequest, TokenChunk
 from baton.rpc.errors import to_detail
-from baton.rpc.wire.guard import encodes, require
+from baton.rpc.wire.guard import duration, encodes, require
 from baton.rpc.wire.types import (
     candidate_from_wire,
     candidate_to_wire,
@@ -32,6 +32,7 @@ def open_to_wire(stream: int, request: DecodeRequest, traceparent: str = "") -> 
         prefill=[candidate_to_wire(candidate) for candidate in request.prefill],
         local_prefill_max_tokens=request.local_prefill_max_tokens,
         traceparent=traceparent,
+        prefill_wait=request.prefill_wait,
     )
 
 
@@ -41,6 +42,7 @@ def request_from_wire(message: pb.OpenRequest) -> DecodeRequest:
         tokens=token_request_from_wire(message.tokens),
         prefill=tuple(candidate_from_wire(candidate) for candidate in message.prefill),
         local_prefill_max_tokens=message.local_prefill_max_tokens,
+        prefill_wait=duration(message, "prefill_wait"),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import wraps
@@ -60,6 +61,17 @@ def require(message: Message, *fields: str) -> None:
         if absent:
             name = f"{message.DESCRIPTOR.name}.{field}"
             raise InvalidRequest(f"{name}: missing", field=name)
+
+
+def duration(message: Message, field: str) -> float | None:
+    """The seconds of an optional field, None when it is absent; InvalidRequest unless finite and not negative."""
+    if not message.HasField(field):
+        return None
+    seconds: float = getattr(message, field)
+    if not (math.isfinite(seconds) and seconds >= 0):
+        name = f"{message.DESCRIPTOR.name}.{field}"
+        raise InvalidRequest.out_of_range(name, seconds, "must be a number of at least 0")
+    return seconds
 
 
 def unknown_value(message: Message, field: str, value: int) -> InvalidRequest:

@@ -6,7 +6,7 @@ import math
 
 from baton.core.errors import InvalidRequest
 from baton.core.types import Plan, PlanLimits, PlanQuery
-from baton.rpc.wire.guard import encodes, require
+from baton.rpc.wire.guard import duration, encodes, require
 from baton.rpc.wire.types import (
     PLAIN_CACHE,
     cache_from_wire,
@@ -67,6 +67,7 @@ def plan_to_wire(plan: Plan) -> pb.PlanResponse:
         speculation=plan.speculation,
         limits=_limits_to_wire(plan.limits),
         cache=cache_to_wire(plan.cache),
+        prefill_wait=plan.prefill_wait,
     )
 
 
@@ -89,6 +90,7 @@ def plan_from_wire(message: pb.PlanResponse) -> Plan:
         speculation=message.speculation if message.HasField("speculation") else True,
         limits=_limits_from_wire(message.limits) if message.HasField("limits") else _NO_LIMITS,
         cache=cache_from_wire(message.cache) if message.HasField("cache") else PLAIN_CACHE,
+        prefill_wait=duration(message, "prefill_wait"),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baton.core.types import PrefillRequest, PrefillResult
-from baton.rpc.wire.guard import encodes, require
+from baton.rpc.wire.guard import duration, encodes, require
 from baton.rpc.wire.types import (
     first_token_from_wire,
     first_token_to_wire,
@@ -21,6 +21,7 @@ def request_to_wire(request: PrefillRequest) -> pb.PrefillRequest:
         tokens=token_request_to_wire(request.tokens),
         ticket=ticket_to_wire(request.ticket),
         skip_blocks=request.skip_blocks,
+        max_wait=request.max_wait,
     )
 
 
@@ -30,6 +31,7 @@ def request_from_wire(message: pb.PrefillRequest) -> PrefillRequest:
         tokens=token_request_from_wire(message.tokens),
         ticket=ticket_from_wire(message.ticket),
         skip_blocks=message.skip_blocks,
+        max_wait=duration(message, "max_wait"),
     )
 
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.baton.v1 import types_pb2 as protos_dot_baton_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cprotos/baton/v1/decode.proto\x12\x08\x62\x61ton.v1\x1a\x1bprotos/baton/v1/types.proto\"\xc0\x01\n\rAttachRequest\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x13.baton.v1.LinkHelloH\x00\x12%\n\x04open\x18\x02 \x01(\x0b\x32\x15.baton.v1.OpenRequestH\x00\x12)\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x17.baton.v1.CancelRequestH\x00\x12,\n\theartbeat\x18\x04 \x01(\x0b\x32\x17.baton.v1.LinkHeartbeatH\x00\x42\t\n\x07message\"_\n\tLinkHello\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\ngateway_id\x18\x02 \x01(\t\x12\x18\n\x10protocol_version\x18\x03 \x01(\r\x12\x10\n\x08\x66\x65\x61tures\x18\x04 \x03(\t\"\xa2\x01\n\x0bOpenRequest\x12\x0e\n\x06stream\x18\x01 \x01(\x04\x12&\n\x06tokens\x18\x02 \x01(\x0b\x32\x16.baton.v1.TokenRequest\x12$\n\x07prefill\x18\x03 \x03(\x0b\x32\x13.baton.v1.Candidate\x12 \n\x18local_prefill_max_tokens\x18\x04 \x01(\r\x12\x13\n\x0btraceparent\x18\x05 \x01(\t\"\x1f\n\rCancelRequest\x12\x0e\n\x06stream\x18\x01 \x01(\x04\"1\n\rLinkHeartbeat\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x12\n\nunfinished\x18\x02 \x01(\r\"\x8b\x01\n\x0e\x41ttachResponse\x12&\n\x07welcome\x18\x01 \x01(\x0b\x32\x15.baton.v1.LinkWelcome\x12%\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x15.baton.v1.StreamChunk\x12*\n\theartbeat\x18\x03 \x01(\x0b\x32\x17.baton.v1.LinkHeartbeat\"[\n\x0bLinkWelcome\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x18\n\x10protocol_version\x18\x03 \x01(\r\x12\x10\n\x08\x66\x65\x61tures\x18\x04 \x03(\t\"\xaf\x02\n\x0bStreamChunk\x12\x0e\n\x06stream\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12(\n\x08logprobs\x18\x03 \x03(\x0b\x32\x16.baton.v1.TokenLogprob\x12/\n\x0fprompt_logprobs\x18\x04 \x03(\x0b\x32\x16.baton.v1.TokenLogprob\x12&\n\x06\x66inish\x18\x05 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x1e\n\x05usage\x18\x06 \x01(\x0b\x32\x0f.baton.v1.Usage\x12&\n\tplacement\x18\x07 \x01(\x0b\x32\x13.baton.v1.Placement\x12$\n\x05\x65rror\x18\x08 \x01(\x0b\x32\x15.baton.v1.ErrorDetail\x12\x0c\n\x04last\x18\t \x01(\x08\x32P\n\rDecodeService\x12?\n\x06\x41ttach\x12\x17.baton.v1.AttachRequest\x1a\x18.baton.v1.AttachResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cprotos/baton/v1/decode.proto\x12\x08\x62\x61ton.v1\x1a\x1bprotos/baton/v1/types.proto\"\xc0\x01\n\rAttachRequest\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x13.baton.v1.LinkHelloH\x00\x12%\n\x04open\x18\x02 \x01(\x0b\x32\x15.baton.v1.OpenRequestH\x00\x12)\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x17.baton.v1.CancelRequestH\x00\x12,\n\theartbeat\x18\x04 \x01(\x0b\x32\x17.baton.v1.LinkHeartbeatH\x00\x42\t\n\x07message\"_\n\tLinkHello\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\ngateway_id\x18\x02 \x01(\t\x12\x18\n\x10protocol_version\x18\x03 \x01(\r\x12\x10\n\x08\x66\x65\x61tures\x18\x04 \x03(\t\"\xce\x01\n\x0bOpenRequest\x12\x0e\n\x06stream\x18\x01 \x01(\x04\x12&\n\x06tokens\x18\x02 \x01(\x0b\x32\x16.baton.v1.TokenRequest\x12$\n\x07prefill\x18\x03 \x03(\x0b\x32\x13.baton.v1.Candidate\x12 \n\x18local_prefill_max_tokens\x18\x04 \x01(\r\x12\x13\n\x0btraceparent\x18\x05 \x01(\t\x12\x19\n\x0cprefill_wait\x18\x06 \x01(\x01H\x00\x88\x01\x01\x42\x0f\n\r_prefill_wait\"\x1f\n\rCancelRequest\x12\x0e\n\x06stream\x18\x01 \x01(\x04\"1\n\rLinkHeartbeat\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x12\n\nunfinished\x18\x02 \x01(\r\"\x8b\x01\n\x0e\x41ttachResponse\x12&\n\x07welcome\x18\x01 \x01(\x0b\x32\x15.baton.v1.LinkWelcome\x12%\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x15.baton.v1.StreamChunk\x12*\n\theartbeat\x18\x03 \x01(\x0b\x32\x17.baton.v1.LinkHeartbeat\"[\n\x0bLinkWelcome\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x18\n\x10protocol_version\x18\x03 \x01(\r\x12\x10\n\x08\x66\x65\x61tures\x18\x04 \x03(\t\"\xaf\x02\n\x0bStreamChunk\x12\x0e\n\x06stream\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12(\n\x08logprobs\x18\x03 \x03(\x0b\x32\x16.baton.v1.TokenLogprob\x12/\n\x0fprompt_logprobs\x18\x04 \x03(\x0b\x32\x16.baton.v1.TokenLogprob\x12&\n\x06\x66inish\x18\x05 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x1e\n\x05usage\x18\x06 \x01(\x0b\x32\x0f.baton.v1.Usage\x12&\n\tplacement\x18\x07 \x01(\x0b\x32\x13.baton.v1.Placement\x12$\n\x05\x65rror\x18\x08 \x01(\x0b\x32\x15.baton.v1.ErrorDetail\x12\x0c\n\x04last\x18\t \x01(\x08\x32P\n\rDecodeService\x12?\n\x06\x41ttach\x12\x17.baton.v1.AttachRequest\x1a\x18.baton.v1.AttachResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,17 +37,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LINKHELLO']._serialized_start=266
   _globals['_LINKHELLO']._serialized_end=361
   _globals['_OPENREQUEST']._serialized_start=364
-  _globals['_OPENREQUEST']._serialized_end=526
-  _globals['_CANCELREQUEST']._serialized_start=528
-  _globals['_CANCELREQUEST']._serialized_end=559
-  _globals['_LINKHEARTBEAT']._serialized_start=561
-  _globals['_LINKHEARTBEAT']._serialized_end=610
-  _globals['_ATTACHRESPONSE']._serialized_start=613
-  _globals['_ATTACHRESPONSE']._serialized_end=752
-  _globals['_LINKWELCOME']._serialized_start=754
-  _globals['_LINKWELCOME']._serialized_end=845
-  _globals['_STREAMCHUNK']._serialized_start=848
-  _globals['_STREAMCHUNK']._serialized_end=1151
-  _globals['_DECODESERVICE']._serialized_start=1153
-  _globals['_DECODESERVICE']._serialized_end=1233
+  _globals['_OPENREQUEST']._serialized_end=570
+  _globals['_CANCELREQUEST']._serialized_start=572
+  _globals['_CANCELREQUEST']._serialized_end=603
+  _globals['_LINKHEARTBEAT']._serialized_start=605
+  _globals['_LINKHEARTBEAT']._serialized_end=654
+  _globals['_ATTACHRESPONSE']._serialized_start=657
+  _globals['_ATTACHRESPONSE']._serialized_end=796
+  _globals['_LINKWELCOME']._serialized_start=798
+  _globals['_LINKWELCOME']._serialized_end=889
+  _globals['_STREAMCHUNK']._serialized_start=892
+  _globals['_STREAMCHUNK']._serialized_end=1195
+  _globals['_DECODESERVICE']._serialized_start=1197
+  _globals['_DECODESERVICE']._serialized_end=1277
 # @@protoc_insertion_point(module_scope)

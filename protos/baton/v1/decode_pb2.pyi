@@ -32,18 +32,20 @@ class LinkHello(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., gateway_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
-    __slots__ = ("stream", "tokens", "prefill", "local_prefill_max_tokens", "traceparent")
+    __slots__ = ("stream", "tokens", "prefill", "local_prefill_max_tokens", "traceparent", "prefill_wait")
     STREAM_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     LOCAL_PREFILL_MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_WAIT_FIELD_NUMBER: _ClassVar[int]
     stream: int
     tokens: _types_pb2.TokenRequest
     prefill: _containers.RepeatedCompositeFieldContainer[_types_pb2.Candidate]
     local_prefill_max_tokens: int
     traceparent: str
-    def __init__(self, stream: _Optional[int] = ..., tokens: _Optional[_Union[_types_pb2.TokenRequest, _Mapping]] = ..., prefill: _Optional[_Iterable[_Union[_types_pb2.Candidate, _Mapping]]] = ..., local_prefill_max_tokens: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    prefill_wait: float
+    def __init__(self, stream: _Optional[int] = ..., tokens: _Optional[_Union[_types_pb2.TokenRequest, _Mapping]] = ..., prefill: _Optional[_Iterable[_Union[_types_pb2.Candidate, _Mapping]]] = ..., local_prefill_max_tokens: _Optional[int] = ..., traceparent: _Optional[str] = ..., prefill_wait: _Optional[float] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
     __slots__ = ("stream",)

@@ -36,7 +36,7 @@ class PlanRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., hop: _Optional[int] = ..., priority: _Optional[int] = ..., avoid: _Optional[_Iterable[str]] = ..., attention_window: _Optional[int] = ..., tier: _Optional[_Union[_types_pb2.Tier, str]] = ..., pool: _Optional[str] = ..., tenant_max_blocks: _Optional[int] = ...) -> None: ...
 
 class PlanResponse(_message.Message):
-    __slots__ = ("decode", "prefill", "local_prefill_max_tokens", "reasons", "speculation", "attention_window", "limits", "cache")
+    __slots__ = ("decode", "prefill", "local_prefill_max_tokens", "reasons", "speculation", "attention_window", "limits", "cache", "prefill_wait")
     DECODE_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     LOCAL_PREFILL_MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,7 @@ class PlanResponse(_message.Message):
     ATTENTION_WINDOW_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_WAIT_FIELD_NUMBER: _ClassVar[int]
     decode: _containers.RepeatedCompositeFieldContainer[_types_pb2.Candidate]
     prefill: _containers.RepeatedCompositeFieldContainer[_types_pb2.Candidate]
     local_prefill_max_tokens: int
@@ -53,7 +54,8 @@ class PlanResponse(_message.Message):
     attention_window: int
     limits: PlanLimits
     cache: _types_pb2.CachePolicy
-    def __init__(self, decode: _Optional[_Iterable[_Union[_types_pb2.Candidate, _Mapping]]] = ..., prefill: _Optional[_Iterable[_Union[_types_pb2.Candidate, _Mapping]]] = ..., local_prefill_max_tokens: _Optional[int] = ..., reasons: _Optional[_Iterable[str]] = ..., speculation: _Optional[bool] = ..., attention_window: _Optional[int] = ..., limits: _Optional[_Union[PlanLimits, _Mapping]] = ..., cache: _Optional[_Union[_types_pb2.CachePolicy, _Mapping]] = ...) -> None: ...
+    prefill_wait: float
+    def __init__(self, decode: _Optional[_Iterable[_Union[_types_pb2.Candidate, _Mapping]]] = ..., prefill: _Optional[_Iterable[_Union[_types_pb2.Candidate, _Mapping]]] = ..., local_prefill_max_tokens: _Optional[int] = ..., reasons: _Optional[_Iterable[str]] = ..., speculation: _Optional[bool] = ..., attention_window: _Optional[int] = ..., limits: _Optional[_Union[PlanLimits, _Mapping]] = ..., cache: _Optional[_Union[_types_pb2.CachePolicy, _Mapping]] = ..., prefill_wait: _Optional[float] = ...) -> None: ...
 
 class PlanLimits(_message.Message):
     __slots__ = ("max_tokens", "max_chunk_tokens", "seconds")

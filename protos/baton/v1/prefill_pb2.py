@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from protos.baton.v1 import types_pb2 as protos_dot_baton_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotos/baton/v1/prefill.proto\x12\x08\x62\x61ton.v1\x1a\x1bprotos/baton/v1/types.proto\"o\n\x0ePrefillRequest\x12&\n\x06tokens\x18\x01 \x01(\x0b\x32\x16.baton.v1.TokenRequest\x12 \n\x06ticket\x18\x02 \x01(\x0b\x32\x10.baton.v1.Ticket\x12\x13\n\x0bskip_blocks\x18\x03 \x01(\r\"[\n\x0fPrefillResponse\x12#\n\x05\x66irst\x18\x01 \x01(\x0b\x32\x14.baton.v1.FirstToken\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x10\n\x08kv_bytes\x18\x03 \x01(\x04\x32P\n\x0ePrefillService\x12>\n\x07Prefill\x12\x18.baton.v1.PrefillRequest\x1a\x19.baton.v1.PrefillResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotos/baton/v1/prefill.proto\x12\x08\x62\x61ton.v1\x1a\x1bprotos/baton/v1/types.proto\"\x93\x01\n\x0ePrefillRequest\x12&\n\x06tokens\x18\x01 \x01(\x0b\x32\x16.baton.v1.TokenRequest\x12 \n\x06ticket\x18\x02 \x01(\x0b\x32\x10.baton.v1.Ticket\x12\x13\n\x0bskip_blocks\x18\x03 \x01(\r\x12\x15\n\x08max_wait\x18\x04 \x01(\x01H\x00\x88\x01\x01\x42\x0b\n\t_max_wait\"[\n\x0fPrefillResponse\x12#\n\x05\x66irst\x18\x01 \x01(\x0b\x32\x14.baton.v1.FirstToken\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x10\n\x08kv_bytes\x18\x03 \x01(\x04\x32P\n\x0ePrefillService\x12>\n\x07Prefill\x12\x18.baton.v1.PrefillRequest\x1a\x19.baton.v1.PrefillResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.baton.v1.prefill_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PREFILLREQUEST']._serialized_start=72
-  _globals['_PREFILLREQUEST']._serialized_end=183
-  _globals['_PREFILLRESPONSE']._serialized_start=185
-  _globals['_PREFILLRESPONSE']._serialized_end=276
-  _globals['_PREFILLSERVICE']._serialized_start=278
-  _globals['_PREFILLSERVICE']._serialized_end=358
+  _globals['_PREFILLREQUEST']._serialized_start=73
+  _globals['_PREFILLREQUEST']._serialized_end=220
+  _globals['_PREFILLRESPONSE']._serialized_start=222
+  _globals['_PREFILLRESPONSE']._serialized_end=313
+  _globals['_PREFILLSERVICE']._serialized_start=315
+  _globals['_PREFILLSERVICE']._serialized_end=395
 # @@protoc_insertion_point(module_scope)

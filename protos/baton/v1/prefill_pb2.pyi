@@ -7,14 +7,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PrefillRequest(_message.Message):
-    __slots__ = ("tokens", "ticket", "skip_blocks")
+    __slots__ = ("tokens", "ticket", "skip_blocks", "max_wait")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     SKIP_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
     tokens: _types_pb2.TokenRequest
     ticket: _types_pb2.Ticket
     skip_blocks: int
-    def __init__(self, tokens: _Optional[_Union[_types_pb2.TokenRequest, _Mapping]] = ..., ticket: _Optional[_Union[_types_pb2.Ticket, _Mapping]] = ..., skip_blocks: _Optional[int] = ...) -> None: ...
+    max_wait: float
+    def __init__(self, tokens: _Optional[_Union[_types_pb2.TokenRequest, _Mapping]] = ..., ticket: _Optional[_Union[_types_pb2.Ticket, _Mapping]] = ..., skip_blocks: _Optional[int] = ..., max_wait: _Optional[float] = ...) -> None: ...
 
 class PrefillResponse(_message.Message):
     __slots__ = ("first", "worker_id", "kv_bytes")

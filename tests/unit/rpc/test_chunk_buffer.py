@@ -6,8 +6,15 @@ import pytest
 
 from baton.core.clock import ManualClock
 from baton.core.errors import Expired, PeerUnavailable
-from baton.core.types import TokenChunk
+from baton.core.types import FinishReason, TokenChunk, TokenLogprob, Usage
 from baton.rpc.chunk_buffer import ChunkBuffer
+
+
+async def tokens_of(buffer: ChunkBuffer) -> list[int]:
+    found: list[int] = []
+    while (each := await buffer.get()) is not None:
+        found += each.token_ids
+    return found
 
 
 def chunk(token: int) -> TokenChunk:
@@ -19,7 +26,21 @@ def test_chunks_come_out_in_order_and_then_the_end() -> None:
         buffer = ChunkBuffer(8, ManualClock())
         assert all(buffer.put(chunk(token)) for token in range(3))
         buffer.close(None)
-        assert [await buffer.get() for _ in range(4)] == [chunk(0), chunk(1), chunk(2), None]
+        assert await tokens_of(buffer) == [0, 1, 2]
+
+    asyncio.run(run())
+
+
+def test_a_consumer_that_is_behind_gets_the_tokens_that_wait_at_once() -> None:
+    async def run() -> None:
+        buffer = ChunkBuffer(8, ManualClock())
+        first = TokenChunk((1,), (TokenLogprob(1, -1.0),), usage=Usage(1, 0, 1))
+        last = TokenChunk((4,), finish=FinishReason.LENGTH, usage=Usage(1, 0, 4))
+        for each in (first, TokenChunk((2,), (TokenLogprob(2, -2.0),)), chunk(3), last):
+            buffer.put(each)
+        logprobs = (TokenLogprob(1, -1.0), TokenLogprob(2, -2.0))
+        assert await buffer.get() == TokenChunk((1, 2, 3), logprobs, usage=Usage(1, 0, 1))
+        assert await buffer.get() == last
 
     asyncio.run(run())
 
@@ -30,7 +51,7 @@ def test_it_holds_no_more_than_its_limit() -> None:
         assert buffer.put(chunk(1))
         assert buffer.put(chunk(2))
         assert not buffer.put(chunk(3))
-        assert await buffer.get() == chunk(1)
+        assert await buffer.get() == TokenChunk((1, 2))
         assert buffer.put(chunk(3))
 
     asyncio.run(run())
@@ -101,6 +122,9 @@ def test_idleness_counts_only_while_chunks_wait() -> None:
         clock.advance(4)
         assert buffer.idle(clock.now()) == 7
         await buffer.get()
+        clock.advance(2)
+        assert buffer.idle(clock.now()) == 0
+        buffer.put(chunk(3))
         clock.advance(2)
         assert buffer.idle(clock.now()) == 2
 

@@ -1,0 +1,81 @@
+"""How long steps take, as measured of late, and how much of a prompt fits into one in which others decode. Pure.
+
+A step's time is taken to be that of its decode rows plus so much for each token of a prompt. Both are learned from the
+steps themselves, so a budget follows the model, the machine, the batch and the contexts in it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+LEARNING = 0.25  # weight of the newest step
+WHOLE_WEIGHT_TOKENS = 512  # of prompts in a step; fewer teach less, for what every step costs weighs more in them
+UNMEASURED_TOKENS = 256  # of prompts, in a step beside rows, before any chunk has been measured
+LEAST_TOKENS = 64  # the same, when the rows alone take too long: prompts go on, slowly
+
+
+class _Launch(NamedTuple):
+    at: float
+    rows: int
+    chunk_tokens: int
+
+
+class StepPace:
+    """``target_seconds``: what a step with decode rows should take at most, 0: whatever it takes; ``most``: tokens that
+    a step has room for."""
+
+    def __init__(self, target_seconds: float, most: int) -> None:
+        self._target = target_seconds
+        self._most = most
+        self._token_seconds = 0.0  # for each token of a prompt; 0: not measured yet
+        self._launches: deque[_Launch] = deque()  # steps in flight
+        self._landed_at = 0.0
+        self.row_seconds = 0.0
+        """A step of decode rows alone; 0: not measured yet."""
+
+    def launched(self, rows: int, tokens: int, now: float) -> None:
+        """A step of ``rows`` decode rows and ``tokens`` of prompts; ``landed`` follows for each, in order."""
+        self._launches.append(_Launch(now, rows, tokens))
+
+    def landed(self, now: float) -> None:
+        """The oldest step has been computed. It took the time since it was launched, or since the one before it
+        landed."""
+        launch = self._launches.popleft()
+        self.learn(launch.rows, launch.chunk_tokens, now - max(launch.at, self._landed_at))
+        self._landed_at = now
+
+    def learn(self, rows: int, tokens: int, seconds: float) -> None:
+        """A step of ``rows`` decode rows and ``tokens`` of prompts has taken ``seconds``."""
+        if seconds <= 0:
+            return
+        if not tokens:
+            self.row_seconds = _moved(self.row_seconds, seconds, LEARNING)
+            return
+        # Rows that have grown many since they were last measured alone must not eat up the whole step.
+        own = max(seconds - self.row_seconds, seconds / 4) if rows else seconds
+        self._token_seconds = _moved(
+            self._token_seconds, own / tokens, LEARNING * min(1.0, tokens / WHOLE_WEIGHT_TOKENS)
+        )
+
+    def chunk_tokens(self, rows: int) -> int:
+        """How many tokens of prompts a step may have beside ``rows`` decode rows."""
+        if not rows or not self._target:
+            return self._most
+        if not self._token_seconds:
+            return min(UNMEASURED_TOKENS, self._most)
+        fitting = int((self._target - self.row_seconds) / self._token_seconds)
+        return min(max(fitting, LEAST_TOKENS), self._most)
+
+    def prompt_tokens_per_second(self, rows: int) -> float:
+        """How fast a prompt would be computed beside ``rows`` decode rows; 0: not measured yet."""
+        if not self._token_seconds:
+            return 0.0
+        if not rows:
+            return 1 / self._token_seconds
+        tokens = self.chunk_tokens(rows)
+        return tokens / (self.row_seconds + tokens * self._token_seconds)
+
+
+def _moved(before: float, seen: float, weight: float) -> float:
+    return before + weight * (seen - before) if before else seen

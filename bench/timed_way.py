@@ -1,0 +1,77 @@
+"""A transport whose calls are timed: what a hand-over is made of."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from baton.core.api import KvReceiverApi, PrefillRun
+from baton.core.types import FilledBlocks, KvChunk, KvConfirmation, KvHandshake, Ticket
+from services.kvtransfer.transport import Outgoing, TransportName
+
+
+class Stopwatch:
+    """Seconds by what they were spent on."""
+
+    def __init__(self) -> None:
+        self._seconds: defaultdict[str, list[float]] = defaultdict(list)
+
+    @contextmanager
+    def on(self, what: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self._seconds[what].append(time.perf_counter() - began)
+
+    def medians(self) -> dict[str, float]:
+        """In milliseconds, of what was timed since the last time."""
+        found = {what: round(1000 * statistics.median(taken), 3) for what, taken in self._seconds.items()}
+        self._seconds.clear()
+        return found
+
+
+class TimedWay:
+    """Satisfies ``Outgoing``."""
+
+    def __init__(self, way: Outgoing, watch: Stopwatch) -> None:
+        self._way = way
+        self._watch = watch
+
+    @property
+    def name(self) -> TransportName:
+        return self._way.name
+
+    def reaches(self, receiver: KvHandshake) -> bool:
+        return self._way.reaches(receiver)
+
+    async def open(self, receiver: KvHandshake) -> None:
+        await self._way.open(receiver)
+
+    def forget(self, receiver: KvHandshake) -> None:
+        self._way.forget(receiver)
+
+    def receiver(self, hello: KvHandshake, usual: KvReceiverApi) -> KvReceiverApi:
+        return _TimedReceiver(self._way.receiver(hello, usual), self._watch)
+
+    async def chunk(self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks) -> KvChunk:
+        with self._watch.on("chunk"):
+            return await self._way.chunk(ticket, run, blocks)
+
+
+class _TimedReceiver(KvReceiverApi):
+    def __init__(self, receiver: KvReceiverApi, watch: Stopwatch) -> None:
+        self._receiver = receiver
+        self._watch = watch
+
+    async def handshake(self, hello: KvHandshake) -> KvHandshake:
+        return await self._receiver.handshake(hello)
+
+    async def offer(self, chunk: KvChunk) -> None:
+        with self._watch.on("offer"):
+            await self._receiver.offer(chunk)
+
+    async def confirm(self, confirmation: KvConfirmation) -> None:
+        with self._watch.on("confirm"):
+            await self._receiver.confirm(confirmation)

@@ -1,0 +1,132 @@
+"""The hand-over's part of ``bench.two_gpus``: copies, whole hand-overs, and how soon decode goes on after them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from baton.cli.terminal import say
+from baton.core.api import PrefillRun
+from baton.core.clock import SystemClock
+from baton.core.config import Section, Settings
+from baton.core.streams import closing
+from baton.core.telemetry import SilentMeter
+from baton.core.types import FirstToken, StopRules, TokenRequest
+from baton.engine.client import EngineClient, spawn_engine
+from baton.engine.config import EngineConfig, device_defaults
+from bench.cuda_hand_overs import DEVICE_TRANSPORTS, hand_overs, visible_gpus
+from bench.cuda_transfer import LLAMA_8B, PROMPTS, CopyPlan, measure_pair
+from bench.metrics import percentiles
+from bench.transfer_peer import ATTEMPT
+from bench.two_gpus_stack import Site
+from services.kvtransfer.config import KvTransferConfig
+from services.kvtransfer.receiver import KvReceiver
+from services.kvtransfer.sender import KvSender
+from services.kvtransfer.transports import Transports, open_transports
+
+Note = Callable[[dict[str, Any]], None]
+WARM_UPS, OUTPUT = 3, 24
+BLOCKS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    engine: EngineClient
+    transports: Transports
+    receiver: KvReceiver
+
+
+async def transfer(site: Site, repeats: int, note: Note) -> None:
+    """From the site's first GPU to its second."""
+    source, target = (int(gpu) for gpu in site.gpus[:2])
+    found: dict[str, Any] = {}
+    found["copies"] = measure_pair(source, target, CopyPlan(repeats, hand_overs=True, output=None, command=""))
+    note(found)
+    found["hand_overs"] = await hand_overs(LLAMA_8B, PROMPTS, (source, target), repeats)
+    note(found)
+    found["first_steps"] = []
+    async with closing(first_steps(site, (source, target), repeats)) as rows:
+        async for row in rows:
+            found["first_steps"].append(row)
+            note(found)
+            say(f"first step: {row}")
+
+
+async def first_steps(
+    site: Site, gpus: tuple[int, int], repeats: int, prompts: Sequence[int] = PROMPTS
+) -> AsyncIterator[dict[str, Any]]:
+    """Real engines on both GPUs, the decode worker idle. From the report that the prompt's last chunk is computed to
+    the first token of the other engine's own, less one of its steps: what there is in between.
+
+    Both fronts share this process. By cuda-ipc, offers and confirmations go over the door as between workers; by NCCL
+    they take no wire.
+    """
+    kvtransfer = KvTransferConfig(transports=DEVICE_TRANSPORTS)
+    async with _worker(site, 1, kvtransfer, gpus) as prefill, _worker(site, 2, kvtransfer, gpus[::-1]) as decode:
+        for way in prefill.transports.outgoing:
+            sender = KvSender(
+                replace(prefill.transports.hello, transports=(way.name.value,)),
+                lambda _: decode.receiver,
+                [way],
+                config=kvtransfer,
+                meter=SilentMeter(),
+                clock=SystemClock(),
+            )
+            for tokens in prompts:
+                turns = [f"{way.name}-{turn}" for turn in range(WARM_UPS + repeats)]
+                taken = [await _timed(prefill.engine, decode, sender, tokens, turn) for turn in turns]
+                names = ("shipped_ms", "after_last_chunk_ms", "step_ms")
+                figures = {name: percentiles([each[name] for each in taken[WARM_UPS:]]) for name in names}
+                yield {"transport": way.name.value, "tokens": tokens} | figures
+
+
+async def _timed(engine: EngineClient, decode: Worker, sender: KvSender, tokens: int, salt: str) -> dict[str, float]:
+    prompt = tuple(1 + number % 96 for number in range(tokens))
+    stop = StopRules(max_tokens=OUTPUT, ignore_eos=True)
+    request = TokenRequest(
+        f"first-{tokens}-{salt}", prompt, attempt=ATTEMPT, stop=stop, salt=f"{tokens}-{salt}".encode()
+    )
+    times: list[float] = []
+    async with decode.engine.reserve(request) as reservation, engine.prefill(request) as run:
+        accepting = decode.receiver.accept(
+            request.request_id, ATTEMPT, reservation, skip_blocks=0, context_tokens=tokens
+        )
+        async with accepting as delivery, asyncio.TaskGroup() as group:
+            await sender.connect(delivery.ticket)
+            drawn = group.create_task(_first_token(run))
+            await sender.ship(delivery.ticket, run, 0)
+            shipped = time.perf_counter()
+            decode.receiver.require_complete(delivery)
+        first, computed = drawn.result()
+        async for _ in reservation.decode(first):
+            times.append(time.perf_counter())
+    step = (times[-1] - times[0]) / (len(times) - 1)
+    return {
+        "shipped_ms": 1000 * (shipped - computed),
+        "after_last_chunk_ms": 1000 * (times[0] - computed - step),
+        "step_ms": 1000 * step,
+    }
+
+
+async def _first_token(run: PrefillRun) -> tuple[FirstToken, float]:
+    """It comes with the report of the last chunk."""
+    return await run.first_token(), time.perf_counter()
+
+
+@asynccontextmanager
+async def _worker(site: Site, epoch: int, kvtransfer: KvTransferConfig, gpus: Sequence[int]) -> AsyncIterator[Worker]:
+    flags = [flag for flag in site.flags if flag.startswith("engine.")]
+    flags += [f"engine.device={site.device}", f"engine.model={site.model}", f"engine.kv_blocks={BLOCKS}"]
+    config = Settings.read(file=None, environ={}, flags=flags).fill(Section("engine", EngineConfig, device_defaults))
+    name = f"worker-{epoch}"
+    async with AsyncExitStack() as stack:
+        with visible_gpus(*gpus):
+            engine = await stack.enter_async_context(spawn_engine(config, on_progress=say))
+        transports = stack.enter_context(open_transports(engine, name, epoch, kvtransfer))
+        receiver = KvReceiver(transports.answer, name, *transports.incoming, meter=SilentMeter(), clock=SystemClock())
+        transports.receive(receiver)
+        yield Worker(engine, transports, receiver)

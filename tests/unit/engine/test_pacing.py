@@ -1,0 +1,65 @@
+"""How much of a prompt fits beside answers: learned from steps, bounded both ways."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.engine.pacing import LEAST_TOKENS, UNMEASURED_TOKENS, StepPace
+
+TOKEN_SECONDS = 22e-6
+
+
+def learned(target: float, row_seconds: float, *, most: int = 2048, steps: int = 40) -> StepPace:
+    """A pace that has seen rows alone, and chunks beside them."""
+    pace = StepPace(target, most)
+    for _ in range(steps):
+        pace.learn(32, 0, row_seconds)
+        tokens = pace.chunk_tokens(32)
+        pace.learn(32, tokens, row_seconds + tokens * TOKEN_SECONDS)
+    return pace
+
+
+@pytest.mark.parametrize(("target", "row_seconds"), [(0.020, 0.007), (0.012, 0.007), (0.050, 0.010)])
+def test_a_chunk_beside_answers_fills_the_step_up_to_the_target(target: float, row_seconds: float) -> None:
+    tokens = learned(target, row_seconds).chunk_tokens(32)
+    assert row_seconds + tokens * TOKEN_SECONDS == pytest.approx(target, rel=0.05)
+
+
+def test_without_answers_a_step_takes_all_it_has_room_for() -> None:
+    assert learned(0.008, 0.007).chunk_tokens(0) == 2048
+
+
+def test_without_a_target_a_step_takes_all_it_has_room_for() -> None:
+    assert learned(0.0, 0.007).chunk_tokens(32) == 2048
+
+
+def test_prompts_go_on_even_when_the_answers_alone_take_too_long() -> None:
+    assert learned(0.008, 0.015).chunk_tokens(256) == LEAST_TOKENS
+
+
+def test_the_first_chunk_beside_answers_is_a_careful_one() -> None:
+    pace = StepPace(0.020, 8192)
+    pace.learn(32, 0, 0.007)
+    assert pace.chunk_tokens(32) == UNMEASURED_TOKENS
+    assert pace.prompt_tokens_per_second(32) == 0.0
+
+
+def test_a_target_bounds_how_fast_a_prompt_is_said_to_be_computed() -> None:
+    pace = learned(0.020, 0.007)
+    assert pace.prompt_tokens_per_second(0) == pytest.approx(1 / TOKEN_SECONDS, rel=0.05)
+    assert pace.prompt_tokens_per_second(32) == pytest.approx((0.013 / TOKEN_SECONDS) / 0.020, rel=0.05)
+
+
+def test_an_estimate_follows_a_batch_that_grows() -> None:
+    pace = learned(0.020, 0.005)
+    before = pace.chunk_tokens(32)
+    for _ in range(40):
+        pace.learn(64, 0, 0.010)
+    assert pace.chunk_tokens(64) < before
+
+
+def test_a_clock_that_stands_still_teaches_nothing() -> None:
+    pace = StepPace(0.020, 512)
+    pace.learn(1, 0, 0.0)
+    pace.learn(0, 100, 0.0)
+    assert (pace.row_seconds, pace.prompt_tokens_per_second(0)) == (0.0, 0.0)
