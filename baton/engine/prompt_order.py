@@ -16,8 +16,8 @@ class PromptOrder:
     credit, from the highest down; then tiers and tenants that were charged least. Inside a tenant it goes by priority,
     then arrival.
 
-    A tier's credit is its reserved share of the tokens that steps had room for, less what it used in those that had not
-    enough: at most what it would have of 128 steps like the one that is planned.
+    A tier's credit is its reserved share of the tokens that steps had room for, less what it got for it in those that
+    had not enough: at most what it would have of 128 steps like the one that is planned.
     """
 
     def __init__(self, shares: FairShares, step_tokens: int) -> None:
@@ -39,9 +39,10 @@ class PromptOrder:
         return sorted(unfinished, key=lambda sequence: self._key(sequence, now))
 
     def used(self, sequence: Sequence, tokens: int, now: float) -> None:
-        """So many tokens of a sorted step went to the sequence."""
+        """So many tokens of a sorted step went to the sequence. What a tier gets without credit, it does not owe."""
         sequence.share.served_at = now
-        sequence.share.tier.credit -= tokens
+        if sequence.share.tier.credit > 0:
+            sequence.share.tier.credit -= tokens
 
     def _key(self, sequence: Sequence, now: float) -> tuple[float, float, float, float, tuple[int, int, int]]:
         share, tier = sequence.share, sequence.share.tier

@@ -68,6 +68,7 @@ class Sequence:
         self.preemptions = 0
         self.submitted_at = 0.0
         self.waiting_since = 0.0
+        self.output_when_queued = -1  # tokens that it had when its waiting began
         self.was_rescued = False  # admitted for having waited too long
         self.charged_to = 0  # leading tokens that its tenant was charged for, or that cost it nothing
         self.charged_output = 0  # drawn tokens that its tenant was charged for

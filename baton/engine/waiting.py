@@ -61,7 +61,8 @@ class WaitingQueue:
         return chain.from_iterable(self._queues.values())
 
     def add(self, sequence: Sequence, now: float) -> None:
-        """Once more when the sequence has been preempted."""
+        """Once more when the sequence has been preempted. Unless it got a token meanwhile it has waited all along: a
+        place that is given and taken away again is no end of waiting."""
         share = sequence.share
         if not share.is_backlogged:
             self._settle()
@@ -70,7 +71,9 @@ class WaitingQueue:
         share.waiting += 1
         share.tier.waiting += 1
         self._count += 1
-        sequence.waiting_since = now
+        if sequence.output_tokens > sequence.output_when_queued:
+            sequence.output_when_queued = sequence.output_tokens
+            sequence.waiting_since = now
         self.changed()
 
     def remove(self, sequence: Sequence) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from baton.core.clock import ManualClock
 from baton.core.errors import Expired, Overloaded
 from baton.core.types import Tier, TokenRequest
 from baton.engine.runner import Part
@@ -77,6 +78,24 @@ def test_computed_prompt_tokens_and_drawn_tokens_are_charged_with_their_weights_
     assert share.counter == 2 * (3.0 * 9 + 5.0 * 4) - 3.0 * 8
     driver.release(stay)
     driver.assert_idle()
+
+
+def test_blocks_that_were_fetched_instead_of_computed_are_charged_to_nobody() -> None:
+    driver = Driver(64)
+    fetched = bronze("a", 9, 0, 1)
+    source = driver.prefill(fetched)
+    driver.run_until(lambda: driver.outcomes[source].first is not None)
+    payload = driver.read(source, 0, 2)
+    driver.release(source)
+    other = Driver(64)
+    key = other.reserve(fetched)
+    other.step()
+    share = other.core._live[key].share
+    assert isinstance(payload, bytes) and other.write(key, 0, payload) is None
+    assert other.import_blocks(key, 2) is None
+    other.decode(key)
+    other.finish(key)
+    assert share.counter == 1 * 1.0 + 1 * 2.0, "of nine prompt tokens eight were imported"
 
 
 def test_what_is_recomputed_after_a_preemption_is_charged_once() -> None:
@@ -227,6 +246,41 @@ def test_prompt_tokens_of_a_step_go_to_the_tier_they_are_reserved_for() -> None:
     assert [step.get(gold) for step in steps[first : first + 3]] == [16, 16, 16]
 
 
+def test_of_the_few_prompt_tokens_beside_answers_each_tier_gets_what_is_reserved_for_it() -> None:
+    """With a TPOT target a step has room for a fraction of its tokens: shares are of that room."""
+    clock: list[ManualClock] = []
+    computed = dict.fromkeys(Tier, 0)
+
+    def watch(parts: Sequence[Part]) -> None:
+        tokens = 0
+        for part in parts:
+            if part.end - part.start > 1:
+                tokens += part.end - part.start
+                computed[driver.core._live[part.key].request.tier] += part.end - part.start
+        clock[0].advance(0.005 + 0.0001 * tokens)
+
+    tiers = ("gold=8:0.5:1000", "silver=3:0.2:1000", "bronze=1:0.1:1000")
+    driver = Driver(4096, max_step_tokens=512, on_step=watch, tiers=tiers, tpot_target_ms=20)
+    clock.append(driver.clock)
+    (answering,) = reserve(driver, bronze("answers", 2, 99, 4000))
+    for _ in range(20):
+        driver.step()
+    for salt in range(60):
+        reserve(driver, *(of(tier.value, tier, 800, salt + 100 * index, 1) for index, tier in enumerate(Tier)))
+    for _ in range(250):
+        driver.step()  # until what was saved up is used up
+    computed.update(dict.fromkeys(Tier, 0))
+    for _ in range(150):
+        driver.step()
+    assert driver.stats.waiting > 0
+    total = sum(computed.values())
+    assert total < 150 * 256, "paced: far from what steps have room for"
+    assert computed[Tier.BRONZE] >= 0.09 * total
+    assert computed[Tier.SILVER] >= 0.18 * total
+    assert computed[Tier.GOLD] >= 0.45 * total
+    driver.release(answering)
+
+
 # --- starvation -------------------------------------------------------------------------------------------------------
 
 
@@ -295,6 +349,43 @@ def test_a_tenant_waits_at_its_cap_while_others_pass_and_is_told_the_limit_when_
     assert "engine.tenant_block_share: its tenant holds 6 KV blocks, and may hold 10" in error.message
     driver.release(first)
     driver.release(other)
+    driver.assert_idle()
+
+
+def test_the_lower_of_the_tenants_record_and_the_workers_setting_is_its_cap(steps_ahead: int) -> None:
+    """And it is the newest request's: a record may have been changed."""
+    for recorded, share, told in (
+        (8, 1.0, "max_kv_blocks: its tenant holds 7 KV blocks, and may hold 8"),
+        (19, 0.4, "engine.tenant_block_share: its tenant holds 7 KV blocks, and may hold 8"),
+    ):
+        driver = Driver(20, tenant_block_share=share, growth_window=0)
+        first = driver.reserve(bronze("a", 28, 0, 4))
+        driver.step()
+        second = driver.reserve(bronze("a", 8, 1, 4, timeout=5.0, tenant_max_blocks=recorded))
+        other = driver.reserve(bronze("b", 8, 2, 4))
+        driver.step()
+        assert [driver.outcomes[key].cached_tokens is None for key in (first, second, other)] == [False, True, False]
+        driver.clock.advance(5.0)
+        driver.step()
+        error = driver.outcomes[second].error
+        assert error is not None and told in error.message
+        for key in (first, other):
+            driver.release(key)
+        driver.assert_idle()
+
+
+def test_a_cap_that_the_pool_is_below_of_is_none() -> None:
+    """Else a large request of the tenant would be passed over by small ones of others as long as they come."""
+    driver = Driver(20, growth_window=0)
+    held = [driver.reserve(bronze("a", 24, 0, 4, tenant_max_blocks=1000)), driver.reserve(bronze("b", 28, 1, 4))]
+    driver.step()
+    large = driver.reserve(bronze("a", 60, 2, 4, tenant_max_blocks=1000))
+    small = driver.reserve(bronze("b", 8, 3, 4))
+    driver.step()
+    keys = [*held, large, small]
+    assert [driver.outcomes[key].cached_tokens is None for key in keys] == [False, False, True, True]
+    for key in keys:
+        driver.release(key)
     driver.assert_idle()
 
 
