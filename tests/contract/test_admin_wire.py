@@ -56,7 +56,9 @@ from tests.contract.wire_doubles import wire
 
 EVERY_LIMIT = Limits(1, 2, 3, 4, 5, 6, 0, 8, frozenset({Metric.CONCURRENCY, Metric.TOKENS_PER_DAY}))
 RULES = (ModelLimits("m", Limits(concurrency=1)), ModelLimits("big", EVERY_LIMIT))
-WHOLE_TENANT = Tenant("t", "umbrella", Tier.GOLD, EVERY_LIMIT, RULES, ("m",), "Asia/Tokyo", "group", AwayPolicy.CLOSED)
+WHOLE_TENANT = Tenant(
+    "t", "umbrella", Tier.GOLD, EVERY_LIMIT, RULES, ("m",), "Asia/Tokyo", "group", AwayPolicy.CLOSED, 64, "own"
+)
 WHOLE_KEY = KeyRecord("k", "acme", "", "", 0.0, NOON + 1.5, None, EVERY_LIMIT, RULES, (), -7, AdminRole.TENANT_ADMIN)
 
 

@@ -116,9 +116,9 @@ def test_a_tier_reaches_the_engines_of_both_roles() -> None:
                     seen.setdefault(name, set()).add((request.tenant, request.tier))
                     return inner(request, *rest)
 
-                def note_prefill(request, name=name, inner=prefill):
+                def note_prefill(request, *rest, name=name, inner=prefill):
                     seen.setdefault(name, set()).add((request.tenant, request.tier))
-                    return inner(request)
+                    return inner(request, *rest)
 
                 worker.engine.reserve = note  # type: ignore[method-assign]
                 worker.engine.prefill = note_prefill  # type: ignore[method-assign]
