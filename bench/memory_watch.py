@@ -1,11 +1,19 @@
-"""Whether memory stays flat under load: resident in this process and its engine, and in use on the GPU."""
+"""Whether memory stays flat under load: what this process and its engine have for themselves, and what a GPU has.
+
+Pages of files (code that is first run, kernels that are first loaded) are resident, too, and told of, but the system
+can take them back: they are no leak.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 import statistics
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -13,10 +21,12 @@ from bench.engine_watch import ENGINE_MODULE
 
 MIB = 1 << 20
 # Growth of the median from the first quarter of the samples to the last that counts as flat.
-FLAT_BYTES = {"resident": 64 * MIB, "device": 16 * MIB}
-FLAT_SHARE = {"resident": 0.03, "device": 0.0}
+FLAT_BYTES = {"client": 64 * MIB, "engine": 64 * MIB, "device": 16 * MIB}
+FLAT_SHARE = {"client": 0.03, "engine": 0.03, "device": 0.0}
 LEAST_SAMPLES = 40  # fewer say nothing
 SMI_SECONDS = 20
+
+_SIZES = re.compile(r"^(VmRSS|RssAnon):\s+(\d+) kB", re.MULTILINE)
 
 
 class MemoryWatch:
@@ -29,10 +39,14 @@ class MemoryWatch:
         """
         self._gpu = gpu
         self._unwatched = ""  # why the GPU's memory could not be told
-        self._samples: dict[str, list[float]] = {"resident": []} | ({"device": []} if device == "cuda" else {})
+        names = ("client", "engine", "files", *(("device",) if device == "cuda" else ()))
+        self._samples: dict[str, list[float]] = {name: [] for name in names}
 
     async def sample(self) -> None:
-        self._samples["resident"].append(_resident_bytes())
+        client, engine = _own(os.getpid()), _engine()
+        self._samples["client"].append(client.anonymous)
+        self._samples["engine"].append(engine.anonymous)
+        self._samples["files"].append(client.files + engine.files)
         if "device" in self._samples and not self._unwatched:
             try:
                 self._samples["device"].append(await asyncio.to_thread(_device_bytes, self._gpu))
@@ -54,7 +68,7 @@ class MemoryWatch:
         return unseen + [
             fault
             for name, samples in self._samples.items()
-            if len(samples) >= LEAST_SAMPLES
+            if name in FLAT_BYTES and len(samples) >= LEAST_SAMPLES
             for fault in _growth(name, samples)
         ]
 
@@ -71,14 +85,28 @@ def _quarters(samples: Sequence[float]) -> list[float]:
     return [statistics.median(samples[start : start + size]) / MIB for start in starts]
 
 
-def _resident_bytes() -> float:
+class _Resident(NamedTuple):
+    """Bytes in memory: a process's own, and those of files."""
+
+    anonymous: float = 0.0
+    files: float = 0.0
+
+
+def _own(pid: int) -> _Resident:
+    found = dict(_SIZES.findall(Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")))
+    anonymous = 1024.0 * int(found.get("RssAnon", found.get("VmRSS", 0)))
+    return _Resident(anonymous, 1024.0 * int(found.get("VmRSS", 0)) - anonymous)
+
+
+def _engine() -> _Resident:
     """Of other children nothing counts: one that has just been forked still looks as large as this process."""
-    own = psutil.Process()
-    total = own.memory_info().rss
-    for process in own.children():
+    total = _Resident()
+    for process in psutil.Process().children():
         try:
-            total += process.memory_info().rss if ENGINE_MODULE in process.cmdline() else 0
-        except psutil.Error:
+            if ENGINE_MODULE in process.cmdline():
+                own = _own(process.pid)
+                total = _Resident(total.anonymous + own.anonymous, total.files + own.files)
+        except (psutil.Error, OSError):
             continue  # it has just ended
     return total
 

@@ -165,8 +165,9 @@ def show(document: dict[str, Any]) -> str:
 
 
 def engine_config(model: str, device: str, flags: Sequence[str], shapes: Sequence[Shape]) -> EngineConfig:
-    """The engine's settings: its defaults, with room for all requests of the shapes where ``--set`` says nothing else.
-    The environment does not count, so that a result's command says everything."""
+    """The engine's settings: its defaults, with room for all requests of the shapes where ``--set`` says nothing else,
+    and without a target for steps, since nobody reads along. The environment does not count, so that a result's command
+    says everything."""
     given = engine_flags(flags)
     options = [Setting("engine", "model", model, "--model"), Setting("engine", "device", device, "--device")]
     settings = Settings([*options, *given])
@@ -176,6 +177,8 @@ def engine_config(model: str, device: str, flags: Sequence[str], shapes: Sequenc
         "max_running": max((shape.requests for shape in shapes if isinstance(shape, DecodeStep)), default=1),
     }
     raised = {key: max(getattr(config, key), least) for key, least in needed.items() if not settings.has("engine", key)}
+    if not settings.has("engine", "tpot_target_ms"):
+        config = dataclasses.replace(config, tpot_target_ms=0.0)
     return dataclasses.replace(config, **raised)
 
 

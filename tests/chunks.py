@@ -12,13 +12,13 @@ def swapped(chunk: KvChunk) -> KvChunk:
     if chunk.source is not None:
         first, second, *rest = chunk.source.blocks
         return replace(chunk, source=replace(chunk.source, blocks=(second, first, *rest)))
-    size = len(chunk.payload) // chunk.block_count
-    return replace(chunk, payload=chunk.payload[size : 2 * size] + chunk.payload[:size] + chunk.payload[2 * size :])
+    body, size = bytes(chunk.body), len(chunk.body) // chunk.block_count
+    return replace(chunk, payload=body[size : 2 * size] + body[:size] + body[2 * size :], pieces=())
 
 
 def with_last_block_of(chunk: KvChunk, other: KvChunk) -> KvChunk:
     """The chunk with the last block of another one of the same size."""
     if chunk.source is not None and other.source is not None:
         return replace(chunk, source=replace(chunk.source, blocks=chunk.source.blocks[:-1] + other.source.blocks[-1:]))
-    size = len(chunk.payload) // chunk.block_count
-    return replace(chunk, payload=chunk.payload[:-size] + other.payload[-size:])
+    body, last, size = bytes(chunk.body), bytes(other.body), len(chunk.body) // chunk.block_count
+    return replace(chunk, payload=body[:-size] + last[-size:], pieces=())

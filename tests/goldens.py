@@ -11,6 +11,11 @@ from baton.core.types import ChatMessage, GenerateRequest
 
 DATA = Path(__file__).parent / "data"
 TINY = sorted(path for path in (DATA / "tiny").iterdir() if path.is_dir())
+SMOLLM2_FEW = (
+    *("chat-v01", "chat-v32", "one-token", "chinese"),  # log-probabilities, one token wanted, one given, another script
+    *("multiturn-3", "prefix600-a"),  # an end by EOS, and a prompt of several chunks
+)
+"""Ids of the default model's cases that show what the others show again. All are compared over the split path."""
 
 
 @dataclass(frozen=True)

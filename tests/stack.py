@@ -78,6 +78,7 @@ class Stack:
     engine: EngineConfig = ENGINE
     kvtransfer: KvTransferConfig = SMALL_MESSAGES
     policy: PlannerConfig = ALWAYS_REMOTE
+    decode_engine: EngineConfig | None = None  # None: as those of the prefill workers
     runner: Callable[[EngineConfig, StepGate], Runner] | None = None
     network: Callable[[], Network] = DirectNetwork
     tiers: Tiers = field(default_factory=NoTier)
@@ -110,8 +111,9 @@ class Stack:
     async def add_worker(self, worker_id: str, role: Role, *, epoch: int = 0) -> StackWorker:
         """Start a worker; with the id of a dead one it takes its place, under another epoch."""
         life, gate = AsyncExitStack(), StepGate()
-        runner = self._fake_runner(gate) if self.runner is None else self.runner(self.engine, gate)
-        engine = await life.enter_async_context(threaded_engine(runner, self.engine))
+        config = (self.decode_engine or self.engine) if role is Role.DECODE else self.engine
+        runner = self._fake_runner(config, gate) if self.runner is None else self.runner(config, gate)
+        engine = await life.enter_async_context(threaded_engine(runner, config))
         address = life.enter_context(self.joined.address(worker_id))
         me = Candidate(worker_id, address, epoch or 1000 + len(self.workers))
         kvtransfer = replace(self.kvtransfer, transports=self.transports)
@@ -132,11 +134,11 @@ class Stack:
         await self.heartbeat()
         return worker
 
-    def _fake_runner(self, gate: StepGate) -> Runner:
-        card = fake_card(block_size=self.engine.block_size)
-        memory = shared_pool_memory(self.engine.kv_blocks, card.format)
+    def _fake_runner(self, config: EngineConfig, gate: StepGate) -> Runner:
+        card = fake_card(block_size=config.block_size)
+        memory = shared_pool_memory(config.kv_blocks, card.format)
         shared, device = (memory, None) if self.fake_pool == "shared" else (None, memory)
-        blocks, ahead = self.engine.kv_blocks, self.steps_ahead
+        blocks, ahead = config.kv_blocks, self.steps_ahead
         return FakeRunner(card, blocks, steps_ahead=ahead, on_step=gate, memory=shared, device=device)
 
     def _gateway(self) -> Gateway:

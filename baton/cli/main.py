@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from baton.cli import bench, kernel_cache, models, quota_commands, request_commands, stack_commands, tenant_commands
+from baton.cli import bench, models, quota_commands, request_commands, stack_commands, tenant_commands
 from baton.cli.subcommands import Commands
 from baton.cli.terminal import say
 from baton.core.errors import BatonError
@@ -81,6 +81,8 @@ def _convert(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 
 
 def _warm(arguments: argparse.Namespace, _: Sequence[str]) -> int:
+    from baton.cli import kernel_cache  # late: all services' settings
+
     flags = [f"engine.device={arguments.device}", *arguments.set]
     print(kernel_cache.fill(models.resolve(arguments.model), arguments.config, flags))
     return 0

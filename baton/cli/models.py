@@ -9,9 +9,7 @@ from pathlib import Path
 from baton.cli.terminal import Progress, say
 from baton.core.errors import ConfigError
 from baton.engine.weights.fetch import DEFAULT_MODEL, KNOWN_MODELS, default_cache_dir, fetch, known_model
-from baton.engine.weights.gguf import convert_weights
 from baton.engine.weights.source import RANDOM_PREFIX, checkpoint_files, load_spec
-from baton.text.gguf_tokenizer import write_tokenizer
 
 __all__ = ["DEFAULT_MODEL", "ResolvedModel", "convert", "fetched", "listing", "resolve"]
 
@@ -65,6 +63,9 @@ def converted(gguf: Path, directory: Path) -> Path:
     """A GGUF file as a Hugging Face directory; done once."""
     if is_complete(directory):
         return directory
+    from baton.engine.weights.gguf import convert_weights  # late: numpy, which nothing else here needs
+    from baton.text.gguf_tokenizer import write_tokenizer
+
     convert_weights(gguf, directory, Progress(f"{directory.name}: convert"))
     write_tokenizer(gguf, directory)
     return directory

@@ -1,4 +1,7 @@
-"""``baton up``, ``down``, ``status`` and ``logs``: the stack on this machine."""
+"""``baton up``, ``down``, ``status`` and ``logs``: the stack on this machine.
+
+What a command alone needs it imports late, so that the others start without it.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from baton.cli import logs, models, state_dir, status, up
-from baton.cli.launcher import StackPlan
+from baton.cli import logs, models, state_dir
 from baton.cli.state_dir import StateDir
 from baton.cli.subcommands import Commands, Run, integer
 from baton.core.errors import ConfigError
@@ -52,6 +54,9 @@ def _add_up(commands: Commands) -> None:
 
 
 def _up(arguments: argparse.Namespace, given: Sequence[str]) -> int:
+    from baton.cli import up
+    from baton.cli.launcher import StackPlan
+
     where = StateDir(arguments.state_dir)
     if arguments.decode + arguments.prefill < 1:
         raise ConfigError("up: at least one worker is needed, got --prefill 0 --decode 0")
@@ -74,10 +79,14 @@ def _up(arguments: argparse.Namespace, given: Sequence[str]) -> int:
 
 
 def _down(arguments: argparse.Namespace, _: Sequence[str]) -> int:
+    from baton.cli import up
+
     return up.down(StateDir(arguments.state_dir))
 
 
 def _status(arguments: argparse.Namespace, _: Sequence[str]) -> int:
+    from baton.cli import status
+
     record = StateDir(arguments.state_dir).read()
     processes = asyncio.run(status.entries(record))
     print(json.dumps({"processes": processes}) if arguments.json else status.as_table(processes))

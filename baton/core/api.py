@@ -181,7 +181,7 @@ class WritableBlocks(Protocol):
         """Leading context tokens found in this engine's prefix cache, or imported; a multiple of the block size."""
         ...
 
-    async def write_blocks(self, first_block: int, payload: bytes) -> None:
+    async def write_blocks(self, first_block: int, payload: bytes | memoryview) -> None:
         """Copy KV bytes into the request's own blocks, beginning at ordinal ``first_block``."""
         ...
 

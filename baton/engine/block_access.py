@@ -4,6 +4,7 @@ a hand-over or from the cache tier."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from baton.core.clock import Clock
 from baton.core.errors import BatonError, TransferRejected
@@ -97,7 +98,8 @@ class BlockAccess:
             raise TransferRejected(f"payload: {len(command.payload)} bytes are not whole blocks of {self._block_bytes}")
         blocks = writable(self._find(command.key), command.first_block, count)
         self._device.fence(command.key)
-        self._runner.write_blocks(blocks, command.payload)
+        arrived: Any = command.payload  # as a bytearray, whatever it was sent as
+        self._runner.write_blocks(blocks, arrived)
         return Written(command.op)
 
     def _read(self, command: Read) -> BlocksRead:

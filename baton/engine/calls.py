@@ -9,6 +9,7 @@ from typing import Protocol
 
 from baton.core.errors import BatonError, PeerUnavailable
 from baton.core.types import FilledBlocks, FirstToken, TokenChunk
+from baton.engine.blockcopy import DIGEST_BYTES
 from baton.engine.mailbox import Mailbox
 from baton.engine.messages import (
     Abandon,
@@ -26,7 +27,6 @@ from baton.engine.messages import (
     Send,
     Write,
 )
-from baton.engine.sharedpool import DIGEST_BYTES
 
 NOBODY = 0  # no request and no operation has this number
 
@@ -77,7 +77,7 @@ class _BlockAccess:
     def cached_tokens(self) -> int:
         return self._cached_tokens
 
-    async def write_blocks(self, first_block: int, payload: bytes) -> None:
+    async def write_blocks(self, first_block: int, payload: bytes | memoryview) -> None:
         """TransferRejected for blocks that are not the request's own, for parts of blocks, or once it is computed."""
         with self._link.operation() as (op, reply):
             self._link.send(Write(self._call.key, op, first_block, payload))

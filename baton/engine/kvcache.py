@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from baton.core.errors import ConfigError, CorruptTransfer
 from baton.core.types import KvFormat
+from baton.engine.native.block_copy import best_block_copy
 from baton.engine.sharedpool import PoolMemory, shared_pool_memory
 from baton.engine.spec import DecoderSpec
 
@@ -48,7 +49,7 @@ def allocate_shared(
     copy out of theirs); else as ``allocate_pool``."""
     device = torch.device("cpu")
     _require_room(spec, blocks, layout.block_size, dtype, device)
-    memory = shared_pool_memory(blocks, layout, threads)
+    memory = shared_pool_memory(blocks, layout, threads, best_block_copy())
     if memory is None:
         return allocate_pool(spec, blocks, layout.block_size, dtype, device), None
     try:

@@ -58,7 +58,7 @@ class Write:
     key: int
     op: int
     first_block: int
-    payload: bytes
+    payload: bytes | memoryview
 
     def __reduce__(self) -> tuple[object, ...]:
         return (Write, (self.key, self.op, self.first_block, pickle.PickleBuffer(self.payload)))

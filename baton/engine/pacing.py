@@ -11,6 +11,11 @@ from typing import NamedTuple
 
 LEARNING = 0.25  # weight of the newest step
 WHOLE_WEIGHT_TOKENS = 512  # of prompts in a step; fewer teach less, for what every step costs weighs more in them
+# Fewer, or less than this share of what a step has room for, say only how cheap a token is at most: every step costs
+# something.
+TELLING_TOKENS = 256
+TELLING_SHARE = 1 / 8
+OUTLIER = 2.0  # a step that was this many times too slow was held up by something else
 UNMEASURED_TOKENS = 256  # of prompts, in a step beside rows, before any chunk has been measured
 LEAST_TOKENS = 64  # the same, when the rows alone take too long: prompts go on, slowly
 
@@ -28,6 +33,7 @@ class StepPace:
     def __init__(self, target_seconds: float, most: int) -> None:
         self._target = target_seconds
         self._most = most
+        self._telling = min(TELLING_TOKENS, int(TELLING_SHARE * most))
         self._token_seconds = 0.0  # for each token of a prompt; 0: not measured yet
         self._launches: deque[_Launch] = deque()  # steps in flight
         self._landed_at = 0.0
@@ -54,9 +60,15 @@ class StepPace:
             return
         # Rows that have grown many since they were last measured alone must not eat up the whole step.
         own = max(seconds - self.row_seconds, seconds / 4) if rows else seconds
-        self._token_seconds = _moved(
-            self._token_seconds, own / tokens, LEARNING * min(1.0, tokens / WHOLE_WEIGHT_TOKENS)
-        )
+        self._learn_price(own / tokens, tokens)
+
+    def _learn_price(self, seconds: float, tokens: int) -> None:
+        """Each of ``tokens`` tokens took ``seconds``, or less if they were few."""
+        known = self._token_seconds
+        if tokens < self._telling and (not known or seconds >= known):
+            return
+        seen = min(seconds, OUTLIER * known) if known else seconds
+        self._token_seconds = _moved(known, seen, LEARNING * min(1.0, tokens / WHOLE_WEIGHT_TOKENS))
 
     def chunk_tokens(self, rows: int) -> int:
         """How many tokens of prompts a step may have beside ``rows`` decode rows."""

@@ -26,6 +26,7 @@ from baton.engine.fake import FakeRunner, fake_card
 from baton.engine.inbox import Inbox
 from baton.engine.messages import Load, LoadFailed, Loading, Pull, Ready
 from baton.engine.model_drafter import ModelDrafter
+from baton.engine.native.block_copy import best_block_copy
 from baton.engine.runner import Runner
 from baton.engine.sharedpool import Descriptors, PeerPools, shared_pool_memory
 
@@ -114,7 +115,7 @@ def fake_runner(config: EngineConfig) -> FakeRunner:
     if blocks < 1:
         raise ConfigError(f"engine.kv_cache_mb must hold at least one block, got {config.kv_cache_mb}")
     try:
-        memory = shared_pool_memory(blocks, card.format, config.threads)
+        memory = shared_pool_memory(blocks, card.format, config.threads, best_block_copy())
         on_device = config.fake_pool == "device"
         shared, device = (None, memory) if on_device else (memory, None)
         return FakeRunner(card, blocks, step_seconds=config.fake_step_ms / 1000, memory=shared, device=device)

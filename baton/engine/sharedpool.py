@@ -12,7 +12,7 @@ import fcntl
 import mmap
 import os
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, pairwise
 
@@ -20,8 +20,8 @@ import xxhash
 
 from baton.core.errors import TransportUnavailable
 from baton.core.types import KvFormat
+from baton.engine.blockcopy import PLAIN, BlockCopy
 
-DIGEST_BYTES = 16
 SHARE_BYTES = 2 << 20  # at least, of a pull that several threads share
 
 _F_ADD_SEALS, _F_GET_SEALS = 1033, 1034  # <linux/fcntl.h>; the names are not in every Python's fcntl
@@ -30,7 +30,6 @@ _MADV_POPULATE_WRITE = 23  # <linux/mman.h>
 _SEALS = _SEAL_SEAL | _SEAL_SHRINK | _SEAL_GROW | _SEAL_FUTURE_WRITE
 
 Written = Callable[[Sequence[int]], None]
-Copy = Callable[[memoryview, memoryview], None]  # target, source
 
 
 def _ignore(blocks: Sequence[int]) -> None:
@@ -43,10 +42,14 @@ class PoolMemory:
     ``on_pull`` is called with blocks that were filled from another pool.
     """
 
-    def __init__(self, blocks: int, layout: KvFormat, threads: int = 1) -> None:
-        """``threads`` copy. Raises OSError where the system has no such memory; MemoryError when it does not fit."""
+    def __init__(self, blocks: int, layout: KvFormat, threads: int = 1, block_copy: BlockCopy = PLAIN) -> None:
+        """``threads`` copy, by ``block_copy``.
+
+        Raises OSError where the system has no such memory; MemoryError when it does not fit.
+        """
         self.layout = layout
         self._threads = threads
+        self._block_copy = block_copy
         self._copying = ThreadPoolExecutor(threads, "kv-copy")  # none is started before the first large pull
         self.on_pull: Written = _ignore
         self.fd = os.memfd_create("baton-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -82,37 +85,32 @@ class PoolMemory:
         """Copy ``source_blocks`` of another pool into ``blocks``; a digest of each as it is stored now.
 
         ``first_ordinal`` is the first one's place in its sequence; of the last one ``filled`` slots are copied, and the
-        others zeroed. A block is digested while it is still in the cache.
+        others zeroed.
         """
         self.on_pull(blocks)
-        size, last = self.layout.block_bytes, len(blocks) - 1
-        moves = list(zip(blocks, source_blocks, strict=True))
+        if filled == self.layout.block_size:
+            return self._copied(blocks, source, source_blocks, first_ordinal)
+        whole = self._copied(blocks[:-1], source, source_blocks[:-1], first_ordinal)
+        size, last = self.layout.block_bytes, first_ordinal + len(blocks) - 1
+        target = self.view[blocks[-1] * size : (blocks[-1] + 1) * size]
+        _copy_slots(target, source[source_blocks[-1] * size : (source_blocks[-1] + 1) * size], self.layout, filled)
+        return (*whole, block_digest(target, last, self.layout, filled))
 
-        def move(share: range, copy: Copy) -> list[bytes]:
-            digests: list[bytes] = []
-            for index in share:
-                block, origin = moves[index]
-                target = self.view[block * size : (block + 1) * size]
-                stored = source[origin * size : (origin + 1) * size]
-                slots = filled if index == last else self.layout.block_size
-                if slots == self.layout.block_size:
-                    copy(target, stored)
-                else:
-                    _copy_slots(target, stored, self.layout, slots)
-                digests.append(block_digest(target, first_ordinal + index, self.layout, slots))
-            return digests
+    def _copied(
+        self, blocks: Sequence[int], source: memoryview, source_blocks: Sequence[int], first_ordinal: int
+    ) -> tuple[bytes, ...]:
+        """Whole blocks, by several threads if that is worth their while."""
+        size = self.layout.block_bytes
 
-        return tuple(chain.from_iterable(self._shared_out(move, len(moves))))
+        def copy(begin: int, end: int) -> tuple[bytes, ...]:
+            into, out_of = blocks[begin:end], source_blocks[begin:end]
+            return self._block_copy.copy(self.view, into, source, out_of, size, first_ordinal + begin)
 
-    def _shared_out(self, move: Callable[[range, Copy], list[bytes]], count: int) -> Iterable[list[bytes]]:
-        """``move`` for all of ``count`` blocks, by several threads if that is worth their while."""
-        shares = min(self._threads, count * self.layout.block_bytes // SHARE_BYTES)
+        shares = min(self._threads, len(blocks) * size // SHARE_BYTES)
         if shares < 2:
-            return [move(range(count), _copy)]
-        from baton.engine.threadcopy import copy_bytes  # pulls in numpy, which no front needs
-
-        bounds = [count * share // shares for share in range(shares + 1)]
-        return self._copying.map(lambda ends: move(range(*ends), copy_bytes), pairwise(bounds))
+            return copy(0, len(blocks))
+        bounds = [len(blocks) * share // shares for share in range(shares + 1)]
+        return tuple(chain.from_iterable(self._copying.map(lambda ends: copy(*ends), pairwise(bounds))))
 
 
 class MappedPool:
@@ -212,10 +210,12 @@ class PeerPools:
             self.detach(source)
 
 
-def shared_pool_memory(blocks: int, layout: KvFormat, threads: int = 1) -> PoolMemory | None:
+def shared_pool_memory(
+    blocks: int, layout: KvFormat, threads: int = 1, block_copy: BlockCopy = PLAIN
+) -> PoolMemory | None:
     """Memory for a pool that can be shared; None where the system has none."""
     try:
-        return PoolMemory(blocks, layout, threads)
+        return PoolMemory(blocks, layout, threads, block_copy)
     except (OSError, AttributeError):
         return None
 
@@ -232,10 +232,6 @@ def filled_slots(block: memoryview, layout: KvFormat, filled: int) -> bytes | me
     run = layout.block_bytes // (layout.layers * 2 * layout.kv_heads)
     kept = run // layout.block_size * filled
     return b"".join(block[start : start + kept] for start in range(0, len(block), run))
-
-
-def _copy(target: memoryview, source: memoryview) -> None:
-    target[:] = source
 
 
 def copy_block(source: memoryview, target: memoryview, layout: KvFormat, filled: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import grpc
 import grpc.aio
 
 from baton.core.api import KvReceiverApi
@@ -14,14 +15,17 @@ from baton.rpc.channels import PeerChannel
 from baton.rpc.serving import Service
 from baton.rpc.wire.guard import require
 from baton.rpc.wire.kvtransfer import chunk_from_wire, chunk_to_wire, confirmation_from_wire, confirmation_to_wire
+from baton.rpc.wire.offer import Offer
 from baton.rpc.wire.types import handshake_from_wire, handshake_to_wire
 from protos.baton.v1 import kvtransfer_pb2 as pb
 from protos.baton.v1 import kvtransfer_pb2_grpc
 
 NAME: Final = "baton.v1.KvReceiverService"
 
+_grpc: Any = grpc  # the stubs leave parts of it untyped
 
-class _Servicer(kvtransfer_pb2_grpc.KvReceiverServiceServicer):
+
+class _Servicer:
     def __init__(self, receiver: KvReceiverApi) -> None:
         self._receiver = receiver
 
@@ -32,7 +36,7 @@ class _Servicer(kvtransfer_pb2_grpc.KvReceiverServiceServicer):
         answer = await self._receiver.handshake(handshake_from_wire(request.hello))
         return pb.HandshakeResponse(hello=handshake_to_wire(answer))
 
-    async def Offer(self, request: pb.OfferRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.OfferResponse:
+    async def Offer(self, request: Offer, context: grpc.aio.ServicerContext[Any, Any]) -> pb.OfferResponse:
         await self._receiver.offer(chunk_from_wire(request))
         return pb.OfferResponse()
 
@@ -43,11 +47,26 @@ class _Servicer(kvtransfer_pb2_grpc.KvReceiverServiceServicer):
         return pb.ConfirmResponse()
 
 
+def _handlers(servicer: _Servicer) -> dict[str, Any]:
+    """As the generated code has them, but for the offer, whose payload is not to go through protobuf."""
+    methods = (
+        (servicer.Handshake, pb.HandshakeRequest, pb.HandshakeResponse),
+        (servicer.Offer, Offer, pb.OfferResponse),
+        (servicer.Confirm, pb.ConfirmRequest, pb.ConfirmResponse),
+    )
+    return {
+        method.__name__: _grpc.unary_unary_rpc_method_handler(
+            method, request_deserializer=request.FromString, response_serializer=response.SerializeToString
+        )
+        for method, request, response in methods
+    }
+
+
 def kvreceiver_service(receiver: KvReceiverApi) -> Service:
     """Not counted: what it receives belongs to requests that run already, and a drain waits for those."""
 
-    def mount(server: grpc.aio.Server, calls: Calls) -> None:
-        kvtransfer_pb2_grpc.add_KvReceiverServiceServicer_to_server(_Servicer(receiver), server)
+    def mount(server: Any, calls: Calls) -> None:
+        server.add_generic_rpc_handlers((_grpc.method_handlers_generic_handler(NAME, _handlers(_Servicer(receiver))),))
 
     return Service(NAME, mount, counted=False)
 
@@ -59,6 +78,12 @@ class KvReceiverClient(KvReceiverApi):
         self._channel = channel
         self._limit = limit
         self._stub = kvtransfer_pb2_grpc.KvReceiverServiceStub(channel.channel)
+        untyped: Any = channel.channel  # the stubs know generated messages only
+        self._offer = untyped.unary_unary(
+            f"/{NAME}/Offer",
+            request_serializer=Offer.SerializeToString,
+            response_deserializer=pb.OfferResponse.FromString,
+        )
 
     async def handshake(self, hello: KvHandshake) -> KvHandshake:
         message = pb.HandshakeRequest(hello=handshake_to_wire(hello))
@@ -72,7 +97,7 @@ class KvReceiverClient(KvReceiverApi):
 
     async def offer(self, chunk: KvChunk) -> None:
         metadata = self._channel.metadata(chunk.ticket.request_id)
-        call = self._stub.Offer(chunk_to_wire(chunk), timeout=self._limit, metadata=metadata)
+        call = self._offer(chunk_to_wire(chunk), timeout=self._limit, metadata=metadata)
         await self._channel.answer_soon(call, self._limit)
 
     async def confirm(self, confirmation: KvConfirmation) -> None:

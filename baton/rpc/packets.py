@@ -23,6 +23,7 @@ from baton.core.telemetry import log_context
 from baton.core.types import KvChunk, KvConfirmation, KvHandshake
 from baton.rpc.errors import from_detail, to_detail, unexpected
 from baton.rpc.wire.kvtransfer import chunk_from_wire, chunk_to_wire, confirmation_from_wire, confirmation_to_wire
+from baton.rpc.wire.offer import Offer
 from protos.baton.v1 import kvtransfer_pb2, types_pb2
 
 MAX_PACKET: Final = 64 * 1024  # a larger message takes the usual way
@@ -189,7 +190,7 @@ class PacketAnswers:
     async def _carry_out(self, kind: Kind, body: bytes) -> None:
         try:
             if kind is Kind.OFFER:
-                chunk = chunk_from_wire(kvtransfer_pb2.OfferRequest.FromString(body))
+                chunk = chunk_from_wire(Offer(kvtransfer_pb2.OfferRequest.FromString(body)))
                 with log_context(request_id=chunk.ticket.request_id):
                     await self._receiver.offer(chunk)
             elif kind is Kind.CONFIRM:

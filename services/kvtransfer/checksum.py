@@ -14,7 +14,9 @@ import xxhash
 from baton.core.errors import CorruptTransfer
 
 
-def block_checksums(payload: bytes, first_block: int, block_count: int, block_bytes: int) -> tuple[bytes, ...]:
+def block_checksums(
+    payload: bytes | memoryview, first_block: int, block_count: int, block_bytes: int
+) -> tuple[bytes, ...]:
     """16 bytes for each of ``block_count`` blocks of ``payload``; the last one may be shorter than ``block_bytes``."""
     view = memoryview(payload)
     return tuple(
@@ -23,7 +25,9 @@ def block_checksums(payload: bytes, first_block: int, block_count: int, block_by
     )
 
 
-def verify(payload: bytes, first_block: int, checksums: Sequence[bytes], block_bytes: int, *, when: str) -> None:
+def verify(
+    payload: bytes | memoryview, first_block: int, checksums: Sequence[bytes], block_bytes: int, *, when: str
+) -> None:
     """CorruptTransfer naming the first block whose bytes are not those that ``checksums`` were made from."""
     compare(block_checksums(payload, first_block, len(checksums), block_bytes), first_block, checksums, when=when)
 

@@ -58,6 +58,7 @@ class Source(NamedTuple):
 
     number: int  # as the engine calls it
     connection: socket.socket
+    pool: MappedPool | None  # as this front sees it, unless it is a GPU's
 
 
 class PoolDoor:
@@ -150,16 +151,18 @@ class PoolDoor:
             if not hmac.compare_digest(token, self.invitation.token):
                 raise TransportUnavailable("door: the token is not this worker's")
             size = pool.size if isinstance(pool, DevicePool) else mapped.view.nbytes if mapped else 0
-            if not size or size % self._engine.card.format.block_bytes:
-                raise TransportUnavailable("door: the pool is not made of this format's blocks")
+            if not size or size % self._engine.card.format.token_bytes:
+                raise TransportUnavailable("door: the pool is not made of this format's tokens")
             earlier = self._sources.get(epoch)
             if earlier is not None:  # its end has just not been seen yet
                 self._leave(earlier.connection)
-            self._callers[caller] = epoch
-            self._sources[epoch] = Source(self._engine.attach(pool), caller)
-        finally:
+            number = self._engine.attach(pool)
+        except BaseException:
             if mapped is not None:
                 mapped.unmap()
+            raise
+        self._callers[caller] = epoch
+        self._sources[epoch] = Source(number, caller, mapped)
 
     def _leave(self, caller: socket.socket) -> None:
         """The caller has gone, or has to go; nothing of it stays mapped."""
@@ -173,6 +176,8 @@ class PoolDoor:
         if epoch is not None and source is not None and source.connection is caller:
             del self._sources[epoch]
             self._engine.detach(source.number)
+            if source.pool is not None:
+                source.pool.unmap()
 
 
 def greeting(token: bytes, epoch: int, pool: DevicePool | None = None) -> bytes:

@@ -1,14 +1,16 @@
-"""Whether two workers may exchange KV blocks: everything that decides the bytes has to be equal."""
+"""Whether two workers may exchange KV blocks: everything that decides the bytes has to be equal, but for what can be
+converted."""
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 from baton.core.errors import TransferRejected
-from baton.core.types import KvFormat, KvHandshake, ModelCard
+from baton.core.types import KvHandshake, ModelCard
+from services.kvtransfer.conversion import CONVERTED, KEPT, require_convertible
+from services.kvtransfer.transport import TransportName, spoken
 
 PROTOCOL_VERSION = 1
 OLDEST_PROTOCOL_VERSION = 1  # N and N-1 work together, so that a fleet can be upgraded worker by worker
+RESLICE = "reslice"  # the speaker converts blocks of other sizes and shards
 
 
 def identity(
@@ -16,7 +18,7 @@ def identity(
 ) -> KvHandshake:
     """What a worker that serves ``card`` says of itself."""
     return KvHandshake(
-        worker_id, epoch, card.model, card.weights_hash, card.format, PROTOCOL_VERSION, (), transports, host
+        worker_id, epoch, card.model, card.weights_hash, card.format, PROTOCOL_VERSION, (RESLICE,), transports, host
     )
 
 
@@ -28,10 +30,28 @@ def compare(mine: KvHandshake, theirs: KvHandshake) -> None:
             f"{theirs.protocol_version}"
         )
     pairs = [("weights_hash", mine.weights_hash, theirs.weights_hash)]
-    pairs += [
-        (f"format.{field.name}", getattr(mine.format, field.name), getattr(theirs.format, field.name))
-        for field in fields(KvFormat)
-    ]
+    pairs += [(f"format.{name}", getattr(mine.format, name), getattr(theirs.format, name)) for name in KEPT]
     for name, own, other in pairs:
         if own != other:
             raise TransferRejected(f"{name}: {mine.worker_id} has {own!r}, {theirs.worker_id} has {other!r}")
+    if mine.format != theirs.format:
+        _require_conversion(mine, theirs)
+
+
+def _require_conversion(mine: KvHandshake, theirs: KvHandshake) -> None:
+    """TransferRejected that names what differs, unless both can convert it over a transport that both have."""
+    name, own, other = next(
+        (name, getattr(mine.format, name), getattr(theirs.format, name))
+        for name in CONVERTED
+        if getattr(mine.format, name) != getattr(theirs.format, name)
+    )
+    differs = f"format.{name}: {mine.worker_id} has {own!r}, {theirs.worker_id} has {other!r}"
+    require_convertible(mine.format, theirs.format)
+    for each in (mine, theirs):
+        if RESLICE not in each.features:
+            raise TransferRejected(f"{differs}, and {each.worker_id} does not convert")
+    converting = {way.value for way in TransportName if way.converts}
+    common = set(spoken(mine)) & set(spoken(theirs))
+    if not common & converting:
+        ways = ", ".join(sorted(common)) or "none"
+        raise TransferRejected(f"{differs}, which only {', '.join(sorted(converting))} convert; in common are {ways}")

@@ -19,7 +19,7 @@ def pack(blocks: bytes, layout: KvFormat, filled: int) -> bytes:
     return b"".join([whole, *(last[start : start + kept] for start in range(0, len(last), run))])
 
 
-def unpack(payload: bytes, layout: KvFormat, block_count: int) -> bytes:
+def unpack(payload: bytes | memoryview, layout: KvFormat, block_count: int) -> bytes | memoryview:
     """The whole blocks again; slots that did not travel are zero. TransferRejected when the length fits no fill."""
     filled = filled_slots(payload, layout, block_count)
     if filled == layout.block_size:
@@ -33,7 +33,7 @@ def unpack(payload: bytes, layout: KvFormat, block_count: int) -> bytes:
     )
 
 
-def filled_slots(payload: bytes, layout: KvFormat, block_count: int) -> int:
+def filled_slots(payload: bytes | memoryview, layout: KvFormat, block_count: int) -> int:
     """How many token slots of the last of ``block_count`` blocks ``payload`` holds; TransferRejected when none fits."""
     per_token = layout.block_bytes // layout.block_size
     rest = len(payload) - (block_count - 1) * layout.block_bytes

@@ -12,13 +12,17 @@ from dataclasses import dataclass
 
 from baton.core.api import KvReceiverApi, PrefillRun, WritableBlocks
 from baton.core.errors import TransferRejected, TransportUnavailable
-from baton.core.types import FilledBlocks, KvChunk, KvHandshake, KvSource, Ticket
+from baton.core.types import FilledBlocks, KvChunk, KvFormat, KvHandshake, KvSource, Ticket
 from services.kvtransfer.callers import DoorCalls
 from services.kvtransfer.door import PoolDoor
-from services.kvtransfer.transport import TransportName, require_checksums, require_equal
+from services.kvtransfer.layout import pack
+from services.kvtransfer.transport import TransportName, not_converted, require_checksums, require_equal
 
 Digest = Callable[[PrefillRun, FilledBlocks], Awaitable[tuple[bytes, ...]]]
 """The checksums of blocks of a run, none where the policy wants none."""
+
+BlockDigest = Callable[[memoryview, int, KvFormat, int], bytes]
+"""A block's checksum from its bytes, its ordinal, its format and its filled slots."""
 
 Strong = Callable[[KvChunk], bytes]
 """What ``WritableBlocks.pull_blocks`` takes as ``strong`` for an offered chunk."""
@@ -60,20 +64,27 @@ class MappedOutgoing:
 class MappedIncoming:
     """Satisfies ``Incoming``."""
 
-    def __init__(self, name: TransportName, door: PoolDoor, block_size: int, *, verified: bool, strong: Strong) -> None:
-        """``verified``: checksums are required, and compared with digests of what was stored."""
+    def __init__(
+        self,
+        name: TransportName,
+        door: PoolDoor,
+        block_size: int,
+        *,
+        verified: bool,
+        strong: Strong,
+        digest: BlockDigest | None = None,
+    ) -> None:
+        """``verified``: checksums are required, and compared with digests of what was stored. ``digest`` computes those
+        of blocks that this front reads itself; None: it cannot read them."""
         self.name = name
         self._door = door
         self._block_size = block_size
         self._verified = verified
         self._strong = strong
+        self._digest = digest
 
     async def store(self, chunk: KvChunk, reservation: WritableBlocks, tokens: int) -> None:
-        origin = chunk.source
-        if origin is None or chunk.payload or len(origin.blocks) != chunk.block_count:
-            raise TransferRejected(f"source: {chunk.block_count} blocks are offered, others are named")
-        if self._verified:
-            require_checksums(chunk)
+        origin = self._origin(chunk)
         source = self._door.source(origin.epoch)
         filled = tokens - (chunk.block_count - 1) * self._block_size
         found = await reservation.pull_blocks(
@@ -83,6 +94,36 @@ class MappedIncoming:
             raise TransportUnavailable(f"{self.name}: the sender has called anew meanwhile")
         if self._verified:
             require_equal(found, chunk, when="as stored")
+
+    def read(self, chunk: KvChunk, layout: KvFormat, tokens: int) -> bytes:
+        origin = self._origin(chunk)
+        pool = self._door.source(origin.epoch).pool
+        if self._digest is None or pool is None:
+            raise not_converted(self.name)
+        size, held = layout.block_bytes, len(pool.view) // layout.block_bytes
+        if not all(block < held for block in origin.blocks):
+            raise TransportUnavailable(f"{self.name}: the sender's pool has {held} blocks, others were named")
+        # Copied first: so what is verified is what is used, whatever the pool's owner does meanwhile.
+        copied = b"".join(pool.view[block * size : (block + 1) * size] for block in origin.blocks)
+        slots = [layout.block_size] * (chunk.block_count - 1)
+        slots.append(tokens - len(slots) * layout.block_size)
+        if self._verified:
+            blocks = (memoryview(copied)[at : at + size] for at in range(0, len(copied), size))
+            digests = [
+                self._digest(block, ordinal, layout, filled)
+                for ordinal, (block, filled) in enumerate(zip(blocks, slots, strict=True), chunk.first_block)
+            ]
+            require_equal(digests, chunk, when="as read")
+        return pack(copied, layout, slots[-1])
+
+    def _origin(self, chunk: KvChunk) -> KvSource:
+        """Where the chunk's blocks are, which has to be said, and with checksums."""
+        origin = chunk.source
+        if origin is None or chunk.payload or len(origin.blocks) != chunk.block_count:
+            raise TransferRejected(f"source: {chunk.block_count} blocks are offered, others are named")
+        if self._verified:
+            require_checksums(chunk)
+        return origin
 
     def abandon(self, ticket: Ticket) -> None:
         """Nothing here waits for the sender."""

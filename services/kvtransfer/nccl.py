@@ -18,12 +18,12 @@ from typing import Any
 from baton.core.api import KvLinks, KvReceiverApi, PrefillRun, WritableBlocks
 from baton.core.clock import Clock
 from baton.core.errors import TransferRejected, TransportUnavailable
-from baton.core.types import FilledBlocks, KvChunk, KvHandshake, KvSource, Ticket
+from baton.core.types import FilledBlocks, KvChunk, KvFormat, KvHandshake, KvSource, Ticket
 from baton.engine.digest import are_strong
 from baton.engine.links import RECEIVER, SENDER
 from services.kvtransfer.config import ChecksumPolicy, KvTransferConfig
 from services.kvtransfer.critical import critical_blocks
-from services.kvtransfer.transport import TransportName, require_checksums, require_equal
+from services.kvtransfer.transport import TransportName, not_converted, require_checksums, require_equal
 
 MAX_LINKS = 16  # of one worker each way: a link holds GPU memory
 MAX_LEFT = 1024
@@ -143,6 +143,9 @@ class NcclIncoming:
         found = await self._unless_abandoned(chunk.ticket, receiving)
         if self._checksums is not ChecksumPolicy.OFF:
             require_equal(found, chunk, when="as received")
+
+    def read(self, chunk: KvChunk, layout: KvFormat, tokens: int) -> bytes:
+        raise not_converted(self.name)
 
     def abandon(self, ticket: Ticket) -> None:
         for task in self._receiving.get(ticket, ()):

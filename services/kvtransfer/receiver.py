@@ -10,11 +10,12 @@ from baton.core.api import WritableBlocks
 from baton.core.clock import Clock
 from baton.core.errors import BatonError, TransferRejected, TransportUnavailable
 from baton.core.telemetry import Meter
-from baton.core.types import Attempt, KvChunk, KvConfirmation, KvHandshake, Ticket
+from baton.core.types import Attempt, KvChunk, KvConfirmation, KvFormat, KvHandshake, Ticket
+from services.kvtransfer.conversion import Conversion, converted, require_convertible
 from services.kvtransfer.handshake import compare
 from services.kvtransfer.series import ReceiverSeries
 from services.kvtransfer.tickets import TicketBook
-from services.kvtransfer.transport import Incoming, TransportName, transport_of
+from services.kvtransfer.transport import Incoming, TransportName, not_converted, transport_of
 
 NO_TRANSPORT = "none"  # what fails is no offer
 
@@ -114,7 +115,7 @@ class KvReceiver:
         with self._counting_failures(_label(chunk)):
             transport = self._transport(transport_of(chunk))
             tokens = await self._store(transport, chunk)
-        size = tokens * (self._identity.format.block_bytes // self._identity.format.block_size)
+        size = tokens * self._identity.format.token_bytes
         self._series.received(transport.name, size, self._clock.now() - began)
 
     async def confirm(self, confirmation: KvConfirmation) -> None:
@@ -122,7 +123,9 @@ class KvReceiver:
             self._book.confirm(confirmation.ticket, confirmation.first_block, confirmation.block_count)
 
     async def _store(self, transport: Incoming, chunk: KvChunk) -> int:
-        """The number of tokens that were stored."""
+        """The number of tokens that came."""
+        if chunk.format is not None and chunk.format != self._identity.format:
+            return await self._convert(transport, chunk, chunk.format)
         is_taken = False
         try:
             with self._book.writing(chunk.ticket, chunk.first_block, chunk.block_count):
@@ -131,12 +134,34 @@ class KvReceiver:
                 with delivery.writing():
                     is_taken = True
                     await transport.store(chunk, delivery.reservation, tokens)
-            delivery.bytes_received += tokens * (self._identity.format.block_bytes // self._identity.format.block_size)
+            delivery.bytes_received += tokens * self._identity.format.token_bytes
             return tokens
         except TransferRejected:
             if not is_taken:
                 transport.decline(chunk)
             raise
+
+    async def _convert(self, transport: Incoming, chunk: KvChunk, layout: KvFormat) -> int:
+        """As ``_store``, for blocks of another ``layout``: verified as those, and stored as bytes of our own."""
+        require_convertible(layout, self._identity.format)
+        if not transport.name.converts:
+            transport.decline(chunk)
+            raise not_converted(transport.name)
+        allowed = self._book.blocks(chunk.ticket)
+        delivery = self._deliveries[chunk.ticket]
+        conversion = Conversion(layout, self._identity.format)
+        landing = conversion.landing(chunk.first_block, chunk.block_count, delivery.context_tokens, allowed.start)
+        tokens = landing.end - landing.begin
+        with self._book.writing(chunk.ticket, landing.first_block, landing.block_count):
+            payload = conversion.convert(transport.read(chunk, layout, tokens), landing)
+            own = converted(chunk, landing, payload, self._identity.format.block_bytes)
+            with delivery.writing():
+                stored = landing.end - landing.first_block * self._identity.format.block_size
+                await self._transports[TransportName.TCP].store(own, delivery.reservation, stored)
+        size = tokens * self._identity.format.token_bytes
+        delivery.bytes_received += size
+        self._series.converted(transport.name, size)
+        return tokens
 
     def _tokens(self, chunk: KvChunk, context_tokens: int) -> int:
         """How many the chunk's blocks hold; only the context's last block may be partly filled."""

@@ -8,17 +8,21 @@ from collections.abc import Sequence
 from baton.core.clock import Clock
 from baton.core.errors import TransferRejected, TransportUnavailable
 from baton.core.telemetry import Meter
-from baton.core.types import KvHandshake
+from baton.core.types import KvFormat, KvHandshake
 from services.kvtransfer.transport import Outgoing, TransportName, spoken
 
 log = logging.getLogger(__name__)
 
 
 class Routes:
-    """``transports`` best first. One that failed towards a receiver is left alone for ``rest_seconds``."""
+    """``transports`` best first; ``layout`` is that of the blocks here: to a receiver of another one only transports
+    lead that convert. One that failed towards a receiver is left alone for ``rest_seconds``."""
 
-    def __init__(self, transports: Sequence[Outgoing], *, rest_seconds: float, meter: Meter, clock: Clock) -> None:
+    def __init__(
+        self, transports: Sequence[Outgoing], layout: KvFormat, *, rest_seconds: float, meter: Meter, clock: Clock
+    ) -> None:
         self._transports = transports
+        self._layout = layout
         self._rest = rest_seconds
         self._clock = clock
         self._resting: dict[tuple[int, TransportName], float] = {}
@@ -65,6 +69,7 @@ class Routes:
             transport
             for transport in self._transports
             if transport.name in theirs
+            and (transport.name.converts or receiver.format == self._layout)
             and transport.reaches(receiver)
             and self._resting.get((receiver.epoch, transport.name), now) <= now
         ]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from typing import TypeVar
 
 from baton.core.api import KvReceiverApi, PrefillRun
@@ -16,10 +18,13 @@ from baton.core.telemetry import SILENT_TRACER, Meter, Tracer
 from baton.core.types import FilledBlocks, KvConfirmation, KvHandshake, Ticket
 from services.kvtransfer.circuit import Circuit
 from services.kvtransfer.config import KvTransferConfig
+from services.kvtransfer.conversion import Conversion
 from services.kvtransfer.handshake import compare
 from services.kvtransfer.routes import Routes
 from services.kvtransfer.series import SenderSeries
 from services.kvtransfer.transport import Outgoing
+
+log = logging.getLogger(__name__)
 
 MAX_KNOWN_PEERS = 1024
 NO_TRANSPORT = "none"  # what fails is no offer
@@ -50,7 +55,9 @@ class KvSender:
         self._tracer = tracer
         self._known: OrderedDict[Peer, KvHandshake] = OrderedDict()
         self._circuit = Circuit(clock, config.peer_rest_seconds)
-        self._routes = Routes(transports, rest_seconds=config.transport_rest_seconds, meter=meter, clock=clock)
+        self._routes = Routes(
+            transports, identity.format, rest_seconds=config.transport_rest_seconds, meter=meter, clock=clock
+        )
         self._series = SenderSeries(meter)
 
     async def connect(self, ticket: Ticket) -> KvHandshake:
@@ -71,35 +78,40 @@ class KvSender:
             raise TransferRejected(
                 f"receiver_epoch: the ticket names {ticket.receiver_epoch}, {ticket.receiver_address} is {answer.epoch}"
             )
+        if answer.format != self._identity.format:
+            formats = {"from": str(self._identity.format), "to": str(answer.format)}
+            log.info("blocks to this peer are converted", extra={**formats, "peer": answer.worker_id})
         self._known[peer] = answer
         while len(self._known) > MAX_KNOWN_PEERS:
             self._known.popitem(last=False)
         return answer
 
     async def ship(self, ticket: Ticket, run: PrefillRun, skip_blocks: int) -> int:
-        """Offer every block of ``run`` from ordinal ``skip_blocks`` on, then confirm them; returns the bytes shipped.
+        """Offer every block of ``run`` but the first ``skip_blocks`` of the receiver's, then confirm them; returns the
+        bytes shipped.
 
         One confirmation is enough for all: the caller keeps ``run`` open until this returns, so every block is still
         pinned when it is confirmed. On any failure all offers under way are cancelled first.
         """
         receiver = await self.connect(ticket)
         best = await self._routes.choose(receiver)
+        conversion = Conversion(self._identity.format, receiver.format)
         slots = asyncio.Semaphore(self._config.offers_in_flight)
-        shipped = confirmable = 0
+        shipped = reached = 0
 
         async def hand_over(blocks: FilledBlocks) -> None:
-            nonlocal shipped, confirmable
+            nonlocal shipped, reached
             try:
                 sent = await self._hand_over(ticket, receiver, run, blocks)
                 shipped += sent
-                confirmable += blocks.block_count
+                reached = max(reached, blocks.tokens)
             finally:
                 slots.release()
 
         try:
             async with (
                 asyncio.TaskGroup() as group,
-                aclosing(self._messages(run, skip_blocks, best)) as messages,
+                aclosing(self._messages(run, conversion, skip_blocks, best)) as messages,
             ):
                 async for blocks in messages:
                     await slots.acquire()
@@ -109,8 +121,8 @@ class KvSender:
             if isinstance(cause, TransportUnavailable):  # there is no way to what it said it was: ask it anew
                 self._known.pop((ticket.receiver_address, ticket.receiver_epoch), None)
             raise cause from failures
-        if confirmable:
-            confirmation = KvConfirmation(ticket, skip_blocks, confirmable)
+        if reached:
+            confirmation = KvConfirmation(ticket, skip_blocks, conversion.target_blocks(reached) - skip_blocks)
             way = best.receiver(receiver, self._receivers(ticket))
             await self._answered(ticket, NO_TRANSPORT, way.confirm(confirmation))
         return shipped
@@ -121,11 +133,11 @@ class KvSender:
         Returns their bytes.
         """
         layout = self._identity.format
-        tokens = blocks.tokens - blocks.first_block * layout.block_size
-        size = tokens * (layout.block_bytes // layout.block_size)
+        conversion = Conversion(layout, receiver.format)
+        size = (blocks.tokens - blocks.first_block * layout.block_size) * layout.token_bytes
         while True:
             transport = await self._routes.choose(receiver)
-            most = self._most_blocks(transport)
+            most = self._most_blocks(transport, conversion)
             if blocks.block_count > most:
                 pieces = _pieces(blocks, most, layout.block_size)
                 return sum([await self._hand_over(ticket, receiver, run, piece) for piece in pieces])
@@ -133,6 +145,8 @@ class KvSender:
             try:
                 with self._watched(ticket, transport, blocks, size):
                     chunk = await transport.chunk(ticket, run, blocks)
+                    if conversion.is_needed:
+                        chunk = replace(chunk, format=layout)
                     # Only now: a channel on which nothing runs may be closed meanwhile.
                     offer = transport.receiver(receiver, self._receivers(ticket)).offer(chunk)
                     await self._answered(ticket, transport.name, offer)
@@ -157,25 +171,31 @@ class KvSender:
             yield
 
     async def _messages(
-        self, run: PrefillRun, skip_blocks: int, transport: Outgoing
+        self, run: PrefillRun, conversion: Conversion, skip_blocks: int, transport: Outgoing
     ) -> AsyncGenerator[FilledBlocks, None]:
         """The blocks of each offer: finished ones, without the skipped ones, as many as ``transport`` takes at most.
 
-        Offers of blocks that are there already grow from the size of the transport's first: where fronts digest, the
-        receiver begins early to copy while the next ones are digested, and many bytes take few offers.
+        To a receiver of another block size those that fill whole blocks there. Of many blocks that are there already
+        the first offer is smaller: where fronts digest, the receiver begins early to copy while the next ones are
+        digested. Each further offer would cost more than it brings.
         """
-        most, at_first = self._most_blocks(transport), self._blocks_of(self._config.first_bytes(transport.name))
-        async with closing(run.filled()) as filled:
-            async for blocks in filled:
-                count = min(at_first, most)
-                first, stop = max(blocks.first_block, skip_blocks), blocks.first_block + blocks.block_count
+        most = self._most_blocks(transport, conversion)
+        at_first = conversion.at_most(self._blocks_of(self._config.first_bytes(transport.name)))
+        skipped = conversion.first_block(skip_blocks)
+        async with closing(run.filled()) as filled, aclosing(conversion.grouped(filled)) as groups:
+            async for blocks in groups:
+                first, stop = max(blocks.first_block, skipped), blocks.first_block + blocks.block_count
+                count = min(at_first if stop - first > 2 * at_first else most, most)
                 while first < stop:
                     yield blocks.part(first, min(count, stop - first), self._identity.format.block_size)
                     first += count
-                    count = min(2 * count, most)
+                    count = most
 
-    def _most_blocks(self, transport: Outgoing) -> int:
-        return self._blocks_of(self._config.most_bytes(transport.name))
+    def _most_blocks(self, transport: Outgoing, conversion: Conversion) -> int:
+        """Of one offer. What is converted passes the receiver's front, which serves others meanwhile."""
+        most = self._config.most_bytes(transport.name)
+        most = min(most, self._config.max_message_bytes) if conversion.is_needed else most
+        return conversion.at_most(self._blocks_of(most))
 
     def _blocks_of(self, size: int) -> int:
         return max(1, size // self._identity.format.block_bytes)

@@ -51,10 +51,16 @@ class SenderSeries:
 class ReceiverSeries:
     def __init__(self, meter: Meter) -> None:
         self._bytes = meter.counter("kv_received_bytes", "KV bytes written into own blocks", TRANSPORT)
+        self._converted = meter.counter(
+            "kv_converted_bytes", "KV bytes that came in blocks of another layout", TRANSPORT
+        )
         self._seconds = meter.histogram("kv_offer_seconds", "From an offer's arrival to its acknowledgement", TRANSPORT)
         self._failures = meter.counter(
             "kv_receive_failures", "Refused or failed offers and confirmations", ("transport", "cause")
         )
+
+    def converted(self, transport: str, size: int) -> None:
+        self._converted.add(size, transport=transport)
 
     def received(self, transport: str, size: int, seconds: float) -> None:
         self._bytes.add(size, transport=transport)

@@ -41,10 +41,10 @@ class Staging:
 
     def _lay_out(self, chunk: KvChunk, taken: list[int]) -> None:
         layout, view = self._memory.layout, self._memory.view
-        size, payload = layout.block_bytes, memoryview(chunk.payload)
+        size, payload = layout.block_bytes, memoryview(chunk.body)
         for index, block in enumerate(taken):
             piece = payload[index * size : (index + 1) * size]
-            whole = piece if len(piece) == size else unpack(bytes(piece), layout, 1)
+            whole = piece if len(piece) == size else unpack(piece, layout, 1)
             view[block * size : (block + 1) * size] = whole
 
 

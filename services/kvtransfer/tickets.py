@@ -45,6 +45,10 @@ class TicketBook:
         """From now on everything under this ticket is refused."""
         self._open.pop((ticket.request_id, ticket.attempt), None)
 
+    def blocks(self, ticket: Ticket) -> range:
+        """Those that the ticket allows to be filled."""
+        return self._entry(ticket).blocks
+
     @contextmanager
     def writing(self, ticket: Ticket, first_block: int, block_count: int) -> Iterator[None]:
         """Around one write: admitted before it, acknowledged after it, and only if the ticket is still open then."""

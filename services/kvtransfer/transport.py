@@ -12,7 +12,7 @@ from typing import Protocol
 
 from baton.core.api import KvReceiverApi, PrefillRun, WritableBlocks
 from baton.core.errors import TransferRejected, TransportUnavailable
-from baton.core.types import FilledBlocks, KvChunk, KvHandshake, Ticket
+from baton.core.types import FilledBlocks, KvChunk, KvFormat, KvHandshake, Ticket
 from services.kvtransfer.checksum import compare
 
 
@@ -23,6 +23,11 @@ class TransportName(StrEnum):
     NCCL = "nccl"  # from GPU to GPU, by a pair of communicators
     SHM = "shm"  # the receiver's engine copies out of the sender's mapped pool; one host, pools on the CPU
     TCP = "tcp"  # the bytes travel in the offer; everywhere
+
+    @property
+    def converts(self) -> bool:
+        """Whether the receiver's front sees the bytes, and can make blocks of its own layout of them."""
+        return self in (TransportName.SHM, TransportName.TCP)
 
 
 class Outgoing(Protocol):
@@ -62,6 +67,13 @@ class Incoming(Protocol):
         """
         ...
 
+    def read(self, chunk: KvChunk, layout: KvFormat, tokens: int) -> bytes:
+        """The bytes of a chunk of another layout as they travel, ``tokens`` of them, verified; to be converted.
+
+        As ``store``; TransferRejected also from a transport whose ``converts`` is false.
+        """
+        ...
+
     def abandon(self, ticket: Ticket) -> None:
         """The ticket was closed: no ``store`` under it is to wait for what a sender has yet to do."""
         ...
@@ -84,6 +96,11 @@ def transport_of(chunk: KvChunk) -> TransportName:
 def spoken(hello: KvHandshake) -> Sequence[str]:
     """The transports that a peer knows; one that says nothing is of a version that knew only one."""
     return hello.transports or (TransportName.TCP.value,)
+
+
+def not_converted(name: TransportName) -> TransferRejected:
+    """What a transport answers that converts nothing."""
+    return TransferRejected(f"format: blocks of another layout do not come by {name}")
 
 
 def require_checksums(chunk: KvChunk) -> None:

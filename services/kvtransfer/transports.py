@@ -11,11 +11,13 @@ from baton.core.api import EngineApi, KvReceiverApi
 from baton.core.clock import Clock, SystemClock
 from baton.core.errors import ConfigError
 from baton.core.types import KvHandshake, LocalDoor
+from baton.engine.native.block_copy import best_block_copy
 from services.kvtransfer.config import KvTransferConfig
 from services.kvtransfer.cuda_ipc import cuda_ipc
 from services.kvtransfer.door import PoolDoor, host_name
 from services.kvtransfer.handshake import identity
 from services.kvtransfer.nccl import NcclIncoming, NcclOutgoing
+from services.kvtransfer.pool_blocks import pool_blocks
 from services.kvtransfer.shm import shared_memory
 from services.kvtransfer.staging import staging
 from services.kvtransfer.tcp import TcpIncoming, TcpOutgoing
@@ -53,11 +55,12 @@ def open_transports(
     """ConfigError when the configuration names transports of which this worker has none."""
     layout, checksums = engine.card.format, config.checksum_policy
     with ExitStack() as stack:
+        here = stack.enter_context(pool_blocks(engine.pool, layout, best_block_copy()))
         outgoing: list[Outgoing] = []
         incoming: list[Incoming] = []
         doors: list[LocalDoor] = []
         ipc = stack.enter_context(cuda_ipc(engine, epoch, config))
-        for mapped in (ipc, stack.enter_context(shared_memory(engine, epoch, config))):
+        for mapped in (ipc, stack.enter_context(shared_memory(engine, epoch, config, here))):
             if mapped is not None:
                 outgoing.append(mapped.outgoing)
                 incoming.append(mapped.incoming)
@@ -71,7 +74,7 @@ def open_transports(
             outgoing.append(sends)
             incoming.append(takes)
         if TransportName.TCP in config.transports:
-            outgoing.append(TcpOutgoing(layout, checksums, engine.pool))
+            outgoing.append(TcpOutgoing(layout, checksums, here))
         if not outgoing:
             raise ConfigError(f"kvtransfer.transports: this worker has none of {', '.join(config.transports)}")
         order = list(TransportName)

@@ -55,7 +55,8 @@ class PrefillWorker:
         return result
 
     async def _prefill(self, request: PrefillRequest) -> PrefillResult:
-        await self._sender.connect(request.ticket)
+        receiver = await self._sender.connect(request.ticket)
+        _check_skip(request, receiver.format.block_size)
         found = self._fetcher.look_up(request.tokens)
         async with self._engine.prefill(request.tokens, None if found is None else 0) as run:
             if found is not None:
@@ -98,8 +99,12 @@ class PrefillWorker:
                 f"the request is attempt {tokens.attempt} of {tokens.request_id}",
                 field="ticket",
             )
-        blocks = -(-tokens.context_tokens // self._engine.card.format.block_size)
-        if not 0 <= request.skip_blocks < max(1, blocks):
-            raise InvalidRequest.out_of_range(
-                "skip_blocks", request.skip_blocks, f"must be between 0 and {max(0, blocks - 1)}"
-            )
+
+
+def _check_skip(request: PrefillRequest, block_size: int) -> None:
+    """``block_size``: the receiver's, whose blocks are counted."""
+    blocks = -(-request.tokens.context_tokens // block_size)
+    if not 0 <= request.skip_blocks < max(1, blocks):
+        raise InvalidRequest.out_of_range(
+            "skip_blocks", request.skip_blocks, f"must be between 0 and {max(0, blocks - 1)}"
+        )

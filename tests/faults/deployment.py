@@ -11,10 +11,11 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self
 
 from baton.client import Client, GenerateRequest, ResumePolicy
@@ -53,6 +54,9 @@ SETTINGS = (
     "gateway.drain_seconds=20",
     "decode.drain_seconds=20",
     "prefill.drain_seconds=20",
+    "prefill.heartbeat_seconds=0.1",  # two are waited for after each test
+    "decode.heartbeat_seconds=0.1",
+    "kvtransfer.transport_rest_seconds=0.5",  # what one test broke is in use again in the next
 )
 PATIENT = ResumePolicy(attempts=40, attempts_unanswered=40, longest_pause=0.5)
 
@@ -227,8 +231,10 @@ async def deployment(
     *settings: str,
     services: Sequence[tuple[Role, str]] = SERVICES,
     tokenizer: Path | None = None,
+    of_one: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> AsyncIterator[Deployment]:
-    """Yields when all are ready. ``tokenizer``: a directory, for text and stop strings."""
+    """Yields when all are ready. ``tokenizer``: a directory, for text and stop strings; ``of_one``: settings of single
+    processes, by id."""
     logs.mkdir(parents=True, exist_ok=True)
     key, api_key = new_key("tests", "acme")
     keys_file = logs / "keys.json"
@@ -258,7 +264,7 @@ async def deployment(
         for role, name in services:
             own = [f"{role.value}.port={ports[name]}", *(gateway if role is Role.GATEWAY else ())]
             own += [f"{role.value}.advertise_host={PROXY_HOST}"] if role in WORKERS else []
-            found.settings[name] = (*SETTINGS, *own, *settings)
+            found.settings[name] = (*SETTINGS, *own, *settings, *of_one.get(name, ()))
         try:
             for name in found.settings:
                 found.start(name)

@@ -60,7 +60,7 @@ def test_the_best_way_that_both_pools_have_is_taken(
         offers = stack.workers["decode-0"].offers.offers
         assert taken_by(offers) == {taken}
         assert len(offers) > 1
-        assert not any(chunk.payload for chunk in offers) or taken == "tcp"
+        assert not any(chunk.body for chunk in offers) or taken == "tcp"
 
     run_stack(scenario, network)
 

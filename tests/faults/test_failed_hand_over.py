@@ -281,10 +281,10 @@ def test_chunk_of_a_given_up_attempt_is_refused_while_the_next_one_runs(network:
                 if chunk.ticket.attempt.retry == 1:
                     raise PeerUnavailable("the first prefill dies here")
                 old = next(each for each in offers.offers if each.ticket.attempt.retry == 1)
-                wrong = bytes(len(old.payload))
+                wrong = bytes(len(old.body))
                 size = len(wrong) // old.block_count
                 checksums = block_checksums(wrong, old.first_block, old.block_count, size)
-                late = replace(old, payload=wrong, checksums=checksums) if wrong else swapped(old)
+                late = replace(old, payload=wrong, checksums=checksums, pieces=()) if wrong else swapped(old)
                 with pytest.raises(TransferRejected) as error:
                     await offers.inner.offer(late)
                 refused.append(error.value.message)

@@ -7,19 +7,28 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from baton.cli.answers import Answer
+from baton.core.streams import closing
 from baton.core.types import GenerateChunk, GenerateRequest, PrefillMode, Sampling, StopRules
+from baton.engine.config import EngineConfig
 from tests.launched import RunningStack, prompt_request, running_stack
+from tests.stack import PRINCIPAL, Stack
 
 PROMPT = tuple(range(10, 410))  # 25 blocks; 50 prefill steps of 8 tokens
 SLOW = ("engine.fake_step_ms=20", "engine.max_step_tokens=8", "planner.local_prefill_max_tokens=0")
 STEADY = ("engine.fake_step_ms=20", "planner.local_prefill_max_tokens=0")
+UNDISTURBED = EngineConfig(kv_blocks=500, block_size=16, max_step_tokens=512)
 
 
-async def expected(request: GenerateRequest, *flags: str) -> Answer:
-    """The answer of an undisturbed stack."""
-    async with running_stack("fake", *flags) as running:
-        answer = await running.ask("undisturbed", request)
-    assert answer.error is None
+async def expected(request: GenerateRequest) -> Answer:
+    """The answer of parts in this process that nothing happens to."""
+    answer = Answer("undisturbed")
+    async with (
+        Stack(prefill=0, decode=1, engine=UNDISTURBED) as stack,
+        closing(stack.gateway.generate(request, PRINCIPAL)) as chunks,
+    ):
+        async for chunk in chunks:
+            answer.add(chunk, 0.0)
+    assert answer.finish is not None
     return answer
 
 
@@ -48,7 +57,7 @@ async def kill_while_streaming(running: RunningStack, request: GenerateRequest, 
 def test_answer_survives_the_death_of_its_prefill_worker_mid_prefill() -> None:
     async def main() -> None:
         request = prompt_request(PROMPT, 8)
-        reference = await expected(request, "planner.local_prefill_max_tokens=0")
+        reference = await expected(request)
         async with running_stack("fake", *SLOW, prefill=2) as running:
             asking = asyncio.create_task(running.ask("disturbed", request))
             workers = await running.until(
@@ -70,7 +79,7 @@ def test_answer_survives_the_death_of_its_prefill_worker_mid_prefill() -> None:
 def test_stream_survives_the_death_of_its_decode_worker() -> None:
     async def main() -> None:
         request = replace(prompt_request(PROMPT, 60), logprobs=2, stop=StopRules(ignore_eos=True))
-        reference = await expected(request, "planner.local_prefill_max_tokens=0")
+        reference = await expected(request)
         async with running_stack("fake", *STEADY, decode=2) as running:
             assert_same(await kill_while_streaming(running, request, 10), reference)
 
@@ -83,7 +92,7 @@ def test_stream_with_penalties_survives_the_death_of_the_only_decode_worker() ->
         request = replace(
             prompt_request(PROMPT, 60), sampling=sampling, seed=7, logprobs=0, stop=StopRules(ignore_eos=True)
         )
-        reference = await expected(request, "planner.local_prefill_max_tokens=0")
+        reference = await expected(request)
         async with running_stack("fake", *STEADY) as running:
             answer = await kill_while_streaming(running, request, 10)
             assert_same(answer, reference)

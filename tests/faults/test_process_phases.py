@@ -81,9 +81,22 @@ def victim(found: Deployment, service: str) -> str:
     return "redis" if service == "redis" else f"{service}-0"
 
 
+@dataclass(frozen=True)
+class Case:
+    """A signal to a service while a request is held in a phase."""
+
+    transport: str
+    phase: str
+    service: str
+    number: signal.Signals
+
+    def __str__(self) -> str:
+        return f"{self.service}-{self.number.name}-{self.phase}-{self.transport}"
+
+
 # By shared memory, which workers of one host take, and what a transport has a part in by TCP as well.
 WORKER_CASES = [
-    (transport, phase, service, number)
+    Case(transport, phase, service, number)
     for transport, phases in (("shm", tuple(PHASES)), ("tcp", ("offered", "acknowledged")))
     for phase in phases
     for service in ("prefill", "decode")
@@ -91,7 +104,7 @@ WORKER_CASES = [
     if not (service == "prefill" and phase in ("opened", "streaming"))
 ]
 OTHER_CASES = [
-    ("shm", "offered", service, number)
+    Case("shm", "offered", service, number)
     for service in ("planner", "kvtransfer", "gateway", "redis")
     for number in (KILL, TERM, STOP)
     if (service, number) != ("redis", TERM)
@@ -99,25 +112,21 @@ OTHER_CASES = [
 
 
 @pytest.mark.parametrize(
-    ("bench", "phase", "service", "number"),
-    [
-        pytest.param(*case, id=f"{case[2]}-{case[3].name}-{case[1]}-{case[0]}")
-        for case in sorted((*WORKER_CASES, *OTHER_CASES), key=lambda case: case[0])
-    ],
+    ("bench", "case"),
+    [pytest.param(case.transport, case, id=str(case)) for case in (*WORKER_CASES, *OTHER_CASES)],
     indirect=["bench"],
+    scope="module",  # else pytest takes the narrowest one for both, and each case starts a deployment of its own
 )
-def test_answer_survives_a_signal_to_each_service_in_each_phase(
-    bench: Bench, phase: str, service: str, number: signal.Signals
-) -> None:
+def test_answer_survives_a_signal_to_each_service_in_each_phase(bench: Bench, case: Case) -> None:
     async def act(found: Deployment) -> None:
         for _ in range(TRIES):
             request = bench.story()
-            strike = partial(_strike, found, service, number)
-            answer = await disturbed(found, request, PHASES[phase], strike)
+            strike = partial(_strike, found, case.service, case.number)
+            answer = await disturbed(found, request, PHASES[case.phase], strike)
             if answer is not None:
                 break
         else:
-            raise AssertionError(f"the phase never came: {phase}")
+            raise AssertionError(f"the phase never came: {case.phase}")
         await found.heal()
         assert content(answer) == content(await found.client.ask(request))
 

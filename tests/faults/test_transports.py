@@ -73,7 +73,7 @@ def test_kv_takes_the_way_that_the_configuration_allows(
             offered = stack.workers["decode-0"].offers.offers
             assert len(offered) > 1
             assert {chunk.source is not None for chunk in offered} == {"shm" in transports}
-            assert {bool(chunk.payload) for chunk in offered} == {"shm" not in transports}
+            assert {bool(chunk.body) for chunk in offered} == {"shm" not in transports}
             await stack.assert_idle()
 
     asyncio.run(run())

@@ -259,7 +259,7 @@ def test_what_keeps_a_stack_from_starting_is_told_in_one_line(
 ) -> None:
     baton = Baton(tmp_path / "state")
     arguments = broken(tmp_path / "broken")
-    up = baton.start("up", *arguments, "--set", "gateway.port=0")
+    up = baton.start("up", *arguments, "--set", "gateway.port=0", "--prefill", "0", "--kvtransfer", "0")
     pids: list[int] = []
     while up.poll() is None:
         with suppress(BatonError):

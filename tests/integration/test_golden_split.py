@@ -12,8 +12,15 @@ from baton.core.types import EngineStats, PrefillMode
 from tests.goldens import DATA, TINY, Golden, read_goldens
 from tests.launched import RunningStack, running_stack
 
-ALWAYS_REMOTE = ("planner.local_prefill_max_tokens=0", "gateway.planner_budget_ms=10000", "engine.dtype=float32")
-CONCURRENCY = 4
+ALWAYS_REMOTE = (
+    "planner.local_prefill_max_tokens=0",
+    "gateway.planner_budget_ms=10000",
+    "engine.dtype=float32",
+    "engine.threads=1",  # two engines at once
+)
+CONCURRENCY = 24
+OVER_PROCESSES = ("llama-gqa-tied", "mixtral")
+"""With those of test_real_engine_traffic the models that are least alike; the others when slow tests run."""
 
 
 async def assert_exact_over_the_split_path(running: RunningStack, goldens: list[Golden]) -> None:
@@ -57,7 +64,10 @@ async def assert_decode_computed_no_prompt(
     assert shipped == uncached * per_token
 
 
-@pytest.mark.parametrize("directory", TINY, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "directory",
+    [pytest.param(path, id=path.name, marks=() if path.name in OVER_PROCESSES else pytest.mark.slow) for path in TINY],
+)
 def test_tiny_goldens_are_exact_over_the_split_path(directory: Path) -> None:
     async def main() -> None:
         async with running_stack(str(directory), *ALWAYS_REMOTE, "engine.kv_cache_mb=32") as running:
@@ -88,9 +98,11 @@ def test_qwen_coder_goldens_are_exact_over_the_split_path(qwen_coder_directory: 
 
 
 async def assert_texts_and_messages_give_the_same(running: RunningStack, goldens: list[Golden]) -> None:
-    for golden in goldens:
+    async def one(golden: Golden) -> None:
         request = replace(golden.by_ids(), prompt_token_ids=None, messages=golden.messages, text=golden.text)
         answer = await running.ask(golden.id, request)
         assert answer.error is None, (golden.id, answer.error)
         assert tuple(answer.token_ids) == golden.output and answer.text == golden.output_text
         assert answer.usage.prompt_tokens == len(golden.prompt)
+
+    await asyncio.gather(*(one(golden) for golden in goldens))

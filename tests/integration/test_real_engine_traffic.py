@@ -27,7 +27,12 @@ from tests.unit.engine.core_driver import CoreDriver
 CONCURRENCY = 16
 LONGEST_ANSWER = 32
 # Short prompts stay with decode, others go to prefill; blocks are few and none are reserved for growth.
-MIXED = ("planner.local_prefill_max_tokens=48", "gateway.planner_budget_ms=10000", "engine.dtype=float32")
+MIXED = (
+    "planner.local_prefill_max_tokens=48",
+    "gateway.planner_budget_ms=10000",
+    "engine.dtype=float32",
+    "engine.threads=1",  # two engines at once
+)
 SCARCE = ("engine.growth_window=0", "engine.max_step_tokens=96", "engine.kv_blocks={blocks}")
 
 

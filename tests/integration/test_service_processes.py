@@ -43,6 +43,7 @@ WORKER_SERIES = (
     "kv_blocks",
     "kv_transfer_latency_seconds",
     "kv_receive_failures",
+    "kv_converted_bytes",
     "kv_send_failures",
     "tier_fetch_seconds",
     "tier_fetched_bytes",

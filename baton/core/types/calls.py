@@ -21,8 +21,10 @@ class DecodeRequest:
 
 @dataclass(frozen=True, slots=True)
 class PrefillRequest:
-    """What a decode worker sends to a prefill worker. ``skip_blocks``: leading blocks the receiver already holds.
-    ``max_wait``: seconds after which its computation should begin, else the answer is ``Busy``; None: any."""
+    """What a decode worker sends to a prefill worker. ``skip_blocks``: leading blocks, of its own size, that the
+    receiver already holds. ``max_wait``: seconds after which its computation should begin, else the answer is ``Busy``;
+    None: any.
+    """
 
     tokens: TokenRequest
     ticket: Ticket

@@ -9,7 +9,12 @@ from baton.core.types.tokens import Attempt
 
 @dataclass(frozen=True, slots=True)
 class KvFormat:
-    """How KV bytes are laid out. Two pools may exchange blocks only if all of this is equal."""
+    """How KV bytes are laid out. Blocks of another ``block_size`` or of other ``shards`` can be converted, all else has
+    to be equal where blocks are exchanged.
+
+    A block is [shards, layers, 2 (K, V), kv_heads / shards, block_size, head_dim]: with tensor parallelism each shard
+    has an equal run of the model's ``kv_heads``, and its part of each block in one piece.
+    """
 
     dtype: str
     block_size: int
@@ -17,15 +22,23 @@ class KvFormat:
     kv_heads: int
     head_dim: int
     layout: str = "block-major/1"
+    shards: int = 1
 
     @property
     def block_bytes(self) -> int:
         width = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "fake": 1}[self.dtype]
         return self.layers * 2 * self.kv_heads * self.block_size * self.head_dim * width
 
+    @property
+    def token_bytes(self) -> int:
+        """Of one token, in all heads and layers."""
+        return self.block_bytes // self.block_size
+
     def __str__(self) -> str:
+        """Part of every block's name in a cache: blocks of unequal formats never share one."""
         shape = f"{self.layers}x2x{self.kv_heads}x{self.block_size}x{self.head_dim}"
-        return f"{self.layout}:{self.dtype}:{shape}"
+        shards = f":{self.shards} shards" if self.shards > 1 else ""
+        return f"{self.layout}:{self.dtype}:{shape}{shards}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +53,9 @@ class LocalDoor:
 class KvHandshake:
     """Says who speaks and what it can do; compared field by field, a difference is refused by name.
 
-    ``transports`` empty: "tcp" alone, as a worker says that knows no other. ``host`` names the running system of the
-    speaker's host. ``door`` is only in a receiver's answer.
+    ``features``: "reslice" converts blocks of other sizes and shards. ``transports`` empty: "tcp" alone, as a worker
+    says that knows no other. ``host`` names the running system of the speaker's host. ``door`` is only in a receiver's
+    answer.
     """
 
     worker_id: str
@@ -102,20 +116,32 @@ class KvChunk:
 
     In place of a ``payload`` a ``source`` says from where the receiver, who has mapped that pool, is to copy them.
     ``first_block`` is the ordinal in the sequence (block 0 holds positions 0..block_size-1), ``checksums`` one 128-bit
-    digest a block (empty when policy turns them off).
+    digest a block (empty when policy turns them off). A sender may leave a payload in ``pieces``, which the wire puts
+    together: they are views of blocks that have to stay as they are until the chunk has been answered. ``format`` is
+    that of the sender's blocks, which are counted here, where it is not the receiver's.
     """
 
     ticket: Ticket
     first_block: int
     block_count: int
-    payload: bytes
+    payload: bytes | memoryview
     checksums: tuple[bytes, ...] = ()
     source: KvSource | None = None
+    format: KvFormat | None = None
+    pieces: tuple[bytes | memoryview, ...] = ()
+
+    @property
+    def body(self) -> bytes | memoryview:
+        """The payload in one piece."""
+        return b"".join(self.pieces) if self.pieces else self.payload
 
 
 @dataclass(frozen=True, slots=True)
 class KvConfirmation:
-    """The sender's answer to an acknowledgement: the offered blocks were still pinned when it came."""
+    """The sender's answer to an acknowledgement: the offered blocks were still pinned when it came.
+
+    Names blocks as the receiver counts them, whatever the size of the sender's.
+    """
 
     ticket: Ticket
     first_block: int

@@ -1,6 +1,6 @@
 """Compiles the C++ kernels for the machine at hand and keeps the result in a cache.
 
-``python -m baton.engine.native.build`` builds them ahead of time; otherwise the first ``NativeDecoder`` does.
+``python -m baton.engine.native.build`` builds them ahead of time; otherwise whoever needs them first does.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from baton.core.errors import BatonError
 
 SOURCES = Path(__file__).parent / "src"
 CACHE = Path("~/.cache/baton/native")
+MODEL, KV_COPY = "model", "kv_copy"  # a library each
 COMPILERS = ("g++", "c++", "clang++")
 COMPILE_SECONDS = 300  # a bound for a machine under heavy load; alone it takes some ten seconds
 
@@ -32,8 +33,8 @@ class NativeUnavailable(BatonError):
     reason = "NATIVE_UNAVAILABLE"
 
 
-def build(cache: Path = CACHE, machine: str = "native") -> Path:
-    """The shared library, compiled unless the cache has it for these sources, this compiler and this CPU.
+def build(cache: Path = CACHE, machine: str = "native", name: str = MODEL) -> Path:
+    """A shared library, compiled unless the cache has it for these sources, this compiler and this CPU.
 
     ``machine`` is g++'s ``-march``: "x86-64-v3" gives the AVX2 kernels, "x86-64" the ones for any x86-64. Safe to call
     from several processes at once. Raises NativeUnavailable when there is no compiler or it fails.
@@ -41,14 +42,14 @@ def build(cache: Path = CACHE, machine: str = "native") -> Path:
     compiler = _find_compiler()
     command = [compiler, *_FLAGS, *_LINKING, f"-march={machine}"]
     directory = cache.expanduser()
-    library = directory / f"baton-{machine}-{_fingerprint(command)}.so"
+    library = directory / f"baton-{name}-{machine}-{_fingerprint(command)}.so"
     if library.exists():
         return library
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=directory) as work:
             output = Path(work) / library.name
-            _compile([*command, str(SOURCES / "model.cpp"), "-o", str(output)])
+            _compile([*command, str(SOURCES / f"{name}.cpp"), "-o", str(output)])
             output.replace(library)
     except OSError as error:
         raise NativeUnavailable(f"native kernels: cannot write {directory}: {error}") from error
@@ -93,6 +94,7 @@ def _cpu_features() -> str:
 
 if __name__ == "__main__":
     try:
-        sys.stdout.write(f"{build()}\n")
+        for each in (MODEL, KV_COPY):
+            sys.stdout.write(f"{build(name=each)}\n")
     except NativeUnavailable as error:
         sys.exit(error.message)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_char_p, c_float, c_int, c_int32, c_void_p
+from ctypes import c_char_p, c_float, c_int, c_int32, c_size_t, c_uint64, c_void_p
 from enum import IntEnum
 from pathlib import Path
 
@@ -76,10 +76,7 @@ class Fault(ctypes.Structure):
 
 def open_library(path: Path) -> ctypes.CDLL:
     """Load the kernels and declare their functions. Raises NativeUnavailable when the file is not a library."""
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise NativeUnavailable(f"native kernels: cannot load {path}: {error}") from error
+    library = _loaded(path)
     library.baton_native_open.argtypes = (ctypes.POINTER(Shape),)
     library.baton_native_open.restype = c_void_p
     library.baton_native_load.argtypes = (c_void_p, c_int, c_int, c_int, c_void_p)
@@ -91,3 +88,18 @@ def open_library(path: Path) -> ctypes.CDLL:
     library.baton_native_lanes.argtypes = ()
     library.baton_native_lanes.restype = c_char_p
     return library
+
+
+def open_kv_copy(path: Path) -> ctypes.CDLL:
+    """As ``open_library``, for the copying of KV blocks."""
+    library = _loaded(path)
+    library.baton_kv_move.argtypes = (*(c_void_p,) * 4, c_size_t, c_size_t, c_uint64, c_void_p)
+    library.baton_kv_move.restype = c_int
+    return library
+
+
+def _loaded(path: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise NativeUnavailable(f"native kernels: cannot load {path}: {error}") from error

@@ -6,31 +6,42 @@ from collections.abc import Iterable, Sequence
 
 from baton.core.types import KvChunk, KvConfirmation, KvHandshake, KvSource, TierBlock, TierChanges
 from baton.rpc.wire.guard import encodes, require
-from baton.rpc.wire.types import handshake_from_wire, handshake_to_wire, ticket_from_wire, ticket_to_wire
+from baton.rpc.wire.offer import Offer
+from baton.rpc.wire.types import (
+    handshake_from_wire,
+    handshake_to_wire,
+    kv_format_from_wire,
+    kv_format_to_wire,
+    ticket_from_wire,
+    ticket_to_wire,
+)
 from protos.baton.v1 import kvtransfer_pb2 as pb
 
 
 @encodes("OfferRequest")
-def chunk_to_wire(chunk: KvChunk) -> pb.OfferRequest:
-    return pb.OfferRequest(
+def chunk_to_wire(chunk: KvChunk) -> Offer:
+    rest = pb.OfferRequest(
         ticket=ticket_to_wire(chunk.ticket),
         first_block=chunk.first_block,
         block_count=chunk.block_count,
-        payload=chunk.payload,
         checksums=chunk.checksums,
         source=None if chunk.source is None else _source_to_wire(chunk.source),
+        format=None if chunk.format is None else kv_format_to_wire(chunk.format),
     )
+    return Offer(rest, chunk.pieces or (chunk.payload,))
 
 
-def chunk_from_wire(message: pb.OfferRequest) -> KvChunk:
+def chunk_from_wire(offer: Offer) -> KvChunk:
+    message = offer.rest
     require(message, "ticket", "block_count")
     return KvChunk(
         ticket=ticket_from_wire(message.ticket),
         first_block=message.first_block,
         block_count=message.block_count,
-        payload=message.payload,
+        payload=offer.pieces[0] if offer.pieces else b"",
         checksums=tuple(message.checksums),
         source=_source_from_wire(message.source) if message.HasField("source") else None,
+        format=kv_format_from_wire(message.format) if message.HasField("format") else None,
     )
 
 

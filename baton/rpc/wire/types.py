@@ -320,6 +320,7 @@ def kv_format_to_wire(form: KvFormat) -> pb.KvFormat:
         kv_heads=form.kv_heads,
         head_dim=form.head_dim,
         layout=form.layout,
+        shards=form.shards,
     )
 
 
@@ -332,6 +333,7 @@ def kv_format_from_wire(message: pb.KvFormat) -> KvFormat:
         kv_heads=message.kv_heads,
         head_dim=message.head_dim,
         layout=message.layout,
+        shards=message.shards or 1,
     )
 
 

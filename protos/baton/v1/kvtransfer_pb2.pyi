@@ -20,20 +20,22 @@ class HandshakeResponse(_message.Message):
     def __init__(self, hello: _Optional[_Union[_types_pb2.KvHandshake, _Mapping]] = ...) -> None: ...
 
 class OfferRequest(_message.Message):
-    __slots__ = ("ticket", "first_block", "block_count", "payload", "checksums", "source")
+    __slots__ = ("ticket", "first_block", "block_count", "payload", "checksums", "source", "format")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
     BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
     ticket: _types_pb2.Ticket
     first_block: int
     block_count: int
     payload: bytes
     checksums: _containers.RepeatedScalarFieldContainer[bytes]
     source: KvSource
-    def __init__(self, ticket: _Optional[_Union[_types_pb2.Ticket, _Mapping]] = ..., first_block: _Optional[int] = ..., block_count: _Optional[int] = ..., payload: _Optional[bytes] = ..., checksums: _Optional[_Iterable[bytes]] = ..., source: _Optional[_Union[KvSource, _Mapping]] = ...) -> None: ...
+    format: _types_pb2.KvFormat
+    def __init__(self, ticket: _Optional[_Union[_types_pb2.Ticket, _Mapping]] = ..., first_block: _Optional[int] = ..., block_count: _Optional[int] = ..., payload: _Optional[bytes] = ..., checksums: _Optional[_Iterable[bytes]] = ..., source: _Optional[_Union[KvSource, _Mapping]] = ..., format: _Optional[_Union[_types_pb2.KvFormat, _Mapping]] = ...) -> None: ...
 
 class KvSource(_message.Message):
     __slots__ = ("epoch", "blocks", "transport", "link", "number", "invitation")

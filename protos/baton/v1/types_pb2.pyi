@@ -228,20 +228,22 @@ class Ticket(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[_Union[Attempt, _Mapping]] = ..., receiver_address: _Optional[str] = ..., receiver_epoch: _Optional[int] = ...) -> None: ...
 
 class KvFormat(_message.Message):
-    __slots__ = ("dtype", "block_size", "layers", "kv_heads", "head_dim", "layout")
+    __slots__ = ("dtype", "block_size", "layers", "kv_heads", "head_dim", "layout", "shards")
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     KV_HEADS_FIELD_NUMBER: _ClassVar[int]
     HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
     dtype: str
     block_size: int
     layers: int
     kv_heads: int
     head_dim: int
     layout: str
-    def __init__(self, dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., layout: _Optional[str] = ...) -> None: ...
+    shards: int
+    def __init__(self, dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., layout: _Optional[str] = ..., shards: _Optional[int] = ...) -> None: ...
 
 class KvHandshake(_message.Message):
     __slots__ = ("worker_id", "epoch", "model", "weights_hash", "format", "protocol_version", "features", "transports", "host", "door")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import pytest
 
@@ -10,7 +11,6 @@ from bench.memory_watch import LEAST_SAMPLES, MIB, MemoryWatch
 
 def watched(monkeypatch: pytest.MonkeyPatch, *mebibytes: float) -> MemoryWatch:
     values = iter(mebibytes)
-    monkeypatch.setattr(memory_watch, "_resident_bytes", lambda: 1000.0 * MIB)
     monkeypatch.setattr(memory_watch, "_device_bytes", lambda gpu: next(values) * MIB * (gpu == 1))
     watch = MemoryWatch("cuda", gpu=1)
 
@@ -42,5 +42,10 @@ def test_a_gpu_whose_memory_cannot_be_told_is_a_fault_and_no_crash(monkeypatch: 
     assert fault.startswith("the GPU's memory could not be watched: ")
 
 
-def test_the_memory_of_this_process_is_counted() -> None:
-    assert memory_watch._resident_bytes() > 10 * MIB
+def test_the_memory_of_this_process_is_counted_and_pages_of_files_apart() -> None:
+    before = memory_watch._own(os.getpid())
+    kept = bytearray(os.urandom(32 * MIB))
+    after = memory_watch._own(os.getpid())
+    assert before.anonymous + 30 * MIB < after.anonymous < before.anonymous + 60 * MIB
+    assert after.files < before.files + 30 * MIB
+    assert len(kept) == 32 * MIB

@@ -28,8 +28,8 @@ def converted_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         del gguf
         (directory / "tokenizer.json").write_text("{}")
 
-    monkeypatch.setattr(models, "convert_weights", convert_weights)
-    monkeypatch.setattr(models, "write_tokenizer", write_tokenizer)
+    monkeypatch.setattr("baton.engine.weights.gguf.convert_weights", convert_weights)
+    monkeypatch.setattr("baton.text.gguf_tokenizer.write_tokenizer", write_tokenizer)
     return names
 
 

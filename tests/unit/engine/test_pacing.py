@@ -63,3 +63,31 @@ def test_a_clock_that_stands_still_teaches_nothing() -> None:
     pace.learn(1, 0, 0.0)
     pace.learn(0, 100, 0.0)
     assert (pace.row_seconds, pace.prompt_tokens_per_second(0)) == (0.0, 0.0)
+
+
+def test_short_prompts_do_not_make_long_ones_look_dear() -> None:
+    """A worker that has only seen its warm-up must not think that it computes nothing but slowly."""
+    pace = StepPace(0.020, 2048)
+    pace.learn(32, 0, 0.007)
+    for _ in range(20):
+        pace.learn(0, 16, 0.005)
+    assert pace.prompt_tokens_per_second(32) == 0.0, "not measured"
+    assert pace.chunk_tokens(32) == UNMEASURED_TOKENS
+
+
+def test_one_step_that_was_held_up_changes_little() -> None:
+    pace = learned(0.020, 0.007)
+    before = pace.chunk_tokens(32)
+    pace.learn(32, before, 3.0)
+    assert pace.chunk_tokens(32) > before / 2
+
+
+def test_chunks_that_have_become_short_find_their_way_back() -> None:
+    pace = StepPace(0.020, 2048)
+    pace.learn(32, 0, 0.007)
+    pace.learn(32, 256, 0.300)  # the first one measured was held up
+    assert pace.chunk_tokens(32) == LEAST_TOKENS
+    for _ in range(200):
+        tokens = pace.chunk_tokens(32)
+        pace.learn(32, tokens, 0.007 + tokens * TOKEN_SECONDS)
+    assert pace.chunk_tokens(32) == pytest.approx(0.013 / TOKEN_SECONDS, rel=0.1)

@@ -16,6 +16,7 @@ from baton.core import types
 from baton.core.errors import InvalidRequest
 from baton.rpc.wire import decode, gateway, kvtransfer, planner, prefill
 from baton.rpc.wire import types as shared
+from baton.rpc.wire.offer import Offer
 from protos.baton.v1 import decode_pb2, gateway_pb2, kvtransfer_pb2, planner_pb2, types_pb2
 
 T = TypeVar("T")
@@ -85,7 +86,7 @@ LIMITS = st.builds(
 )
 CANDIDATE = st.builds(types.Candidate, NAME, NAME, UINT64)
 TICKET = st.builds(types.Ticket, NAME, ATTEMPT, NAME, UINT64)
-FORMAT = st.builds(types.KvFormat, NAME, *[st.integers(1, 2**32 - 1)] * 4, NAME)
+FORMAT = st.builds(types.KvFormat, NAME, *[st.integers(1, 2**32 - 1)] * 4, NAME, st.integers(1, 2**32 - 1))
 DOOR = st.builds(types.LocalDoor, TEXT, st.binary(max_size=16))
 HANDSHAKE = st.builds(
     types.KvHandshake, NAME, UINT64, TEXT, TEXT, FORMAT, UINT32, tuples(TEXT), tuples(TEXT), TEXT, st.none() | DOOR
@@ -103,7 +104,14 @@ TOKEN_CHUNK = st.builds(
 BLOCKS = st.integers(1, 2**32 - 1)
 SOURCE = st.builds(types.KvSource, UINT64, IDS)
 CHUNK = st.builds(
-    types.KvChunk, TICKET, UINT32, BLOCKS, st.binary(max_size=64), tuples(st.binary(max_size=16)), st.none() | SOURCE
+    types.KvChunk,
+    TICKET,
+    UINT32,
+    BLOCKS,
+    st.binary(max_size=64),
+    tuples(st.binary(max_size=16)),
+    st.none() | SOURCE,
+    st.none() | FORMAT,
 )
 TIER_NAMES = tuples(st.binary(min_size=16, max_size=16))
 TIER_CHANGES = st.builds(types.TierChanges, UINT64, UINT64, st.booleans(), TIER_NAMES, TIER_NAMES)
@@ -143,11 +151,11 @@ DELTA = st.builds(
 MODEL = st.builds(types.ModelInfo, NAME, TEXT, UINT32, UINT32, st.booleans(), st.booleans(), UINT32)
 
 
-def over_the_wire(message: Message) -> Any:
+def over_the_wire(message: Message | Offer) -> Any:
     return type(message).FromString(message.SerializeToString())
 
 
-PAIRS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], Message], Callable[[Any], Any]]] = {
+PAIRS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], Message | Offer], Callable[[Any], Any]]] = {
     "sampling": (SAMPLING, shared.sampling_to_wire, shared.sampling_from_wire),
     "stop": (STOP, shared.stop_to_wire, shared.stop_from_wire),
     "token_request": (REQUEST, shared.token_request_to_wire, shared.token_request_from_wire),
@@ -274,7 +282,7 @@ def test_a_generate_request_without_a_prompt_arrives_without_one() -> None:
         (shared.placement_from_wire, types_pb2.Placement.FromString(b"\x18\x09"), "Placement.prefill_mode"),
         (planner.plan_from_wire, planner_pb2.PlanResponse(), "PlanResponse.decode"),
         (planner.query_from_wire, planner_pb2.PlanRequest(), "PlanRequest.request_id"),
-        (kvtransfer.chunk_from_wire, kvtransfer_pb2.OfferRequest(), "OfferRequest.ticket"),
+        (kvtransfer.chunk_from_wire, Offer(kvtransfer_pb2.OfferRequest()), "OfferRequest.ticket"),
         (kvtransfer.peers_from_wire, kvtransfer_pb2.ListPeersResponse(peers=[{}]), "Peer.handshake"),
         (decode.request_from_wire, decode_pb2.OpenRequest(stream=1), "OpenRequest.tokens"),
         (decode.chunk_from_wire, decode_pb2.StreamChunk.FromString(b"\x28\x63"), "StreamChunk.finish"),
@@ -283,7 +291,7 @@ def test_a_generate_request_without_a_prompt_arrives_without_one() -> None:
     ],
 )
 def test_an_incomplete_message_is_refused_by_field(
-    from_wire: Callable[[Any], object], message: Message, field: str
+    from_wire: Callable[[Any], object], message: Message | Offer, field: str
 ) -> None:
     with pytest.raises(InvalidRequest) as raised:
         from_wire(message)

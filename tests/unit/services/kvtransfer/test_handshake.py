@@ -8,8 +8,9 @@ import pytest
 
 from baton.core.errors import ConfigError, TransferRejected
 from baton.core.types import KvFormat, KvHandshake
+from baton.engine.fake import fake_card
 from services.kvtransfer.config import ChecksumPolicy, KvTransferConfig
-from services.kvtransfer.handshake import compare
+from services.kvtransfer.handshake import RESLICE, compare, identity
 
 MINE = KvHandshake("a", 1, "m", "hash", KvFormat("fake", 16, 1, 1, 8))
 
@@ -21,12 +22,40 @@ def test_equal_formats_of_different_workers_fit() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("dtype", "bfloat16"), ("block_size", 32), ("layers", 2), ("kv_heads", 3), ("head_dim", 4), ("layout", "other/1")],
+    [("dtype", "bfloat16"), ("layers", 2), ("kv_heads", 3), ("head_dim", 4), ("layout", "other/1")],
 )
 def test_different_format_is_refused_by_the_fields_name(field: str, value: object) -> None:
     theirs = replace(MINE, worker_id="b", format=replace(MINE.format, **{field: value}))
     with pytest.raises(TransferRejected, match=rf"format\.{field}: a has .* b has {value!r}"):
         compare(MINE, theirs)
+
+
+@pytest.mark.parametrize("change", [{"block_size": 32}, {"shards": 2}, {"block_size": 1, "shards": 4}])
+def test_blocks_of_other_sizes_and_shards_fit_where_both_convert_them(change: dict[str, int]) -> None:
+    mine = replace(MINE, format=replace(MINE.format, kv_heads=4), features=(RESLICE,), transports=("cuda-ipc", "shm"))
+    theirs = replace(mine, worker_id="b", format=replace(mine.format, **change))
+    field, value = next(iter(change.items()))
+    differs = rf"format\.{field}: a has .*, b has {value}"
+    compare(mine, theirs)
+    compare(theirs, mine)
+    with pytest.raises(TransferRejected, match=f"{differs}, and b does not convert"):
+        compare(mine, replace(theirs, features=()))
+    with pytest.raises(TransferRejected, match=f"{differs}, which only shm, tcp convert; in common are cuda-ipc"):
+        compare(mine, replace(theirs, transports=("cuda-ipc", "tcp")))
+    with pytest.raises(TransferRejected, match=f"{differs}, which only shm, tcp convert; in common are none"):
+        compare(mine, replace(theirs, transports=()))
+
+
+@pytest.mark.parametrize("shards", [0, 3, 8])
+def test_shards_that_do_not_share_the_heads_equally_are_refused(shards: int) -> None:
+    mine = replace(MINE, format=replace(MINE.format, kv_heads=4), features=(RESLICE,))
+    theirs = replace(mine, worker_id="b", format=replace(mine.format, shards=shards))
+    with pytest.raises(TransferRejected, match=f"must divide 4 heads, got {shards}"):
+        compare(mine, theirs)
+
+
+def test_a_worker_says_that_it_converts() -> None:
+    assert RESLICE in identity("a", 1, fake_card()).features
 
 
 def test_other_weights_are_refused() -> None:

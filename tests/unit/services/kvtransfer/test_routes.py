@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton.core.api import PrefillRun
+from baton.core.api import KvReceiverApi, PrefillRun
 from baton.core.clock import ManualClock
 from baton.core.errors import TransferRejected, TransportUnavailable
 from baton.core.telemetry import Counter, SilentMeter
@@ -39,6 +39,9 @@ class Way:
     def forget(self, receiver: KvHandshake) -> None:
         self.forgotten += 1
 
+    def receiver(self, hello: KvHandshake, usual: KvReceiverApi) -> KvReceiverApi:
+        return usual
+
     async def chunk(self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks) -> KvChunk:
         raise NotImplementedError
 
@@ -56,9 +59,11 @@ class CountedMeter(SilentMeter):
 
 class Fixture:
     def __init__(self, **changes: bool) -> None:
-        self.shm, self.tcp = Way(TransportName.SHM, **changes), Way(TransportName.TCP)
+        self.ipc, self.shm = Way(TransportName.CUDA_IPC), Way(TransportName.SHM, **changes)
+        self.tcp = Way(TransportName.TCP)
         self.clock, self.meter = ManualClock(), CountedMeter()
-        self.routes = Routes([self.shm, self.tcp], rest_seconds=REST, meter=self.meter, clock=self.clock)
+        ways = [self.ipc, self.shm, self.tcp]
+        self.routes = Routes(ways, RECEIVER.format, rest_seconds=REST, meter=self.meter, clock=self.clock)
 
     def choose(self, receiver: KvHandshake = RECEIVER) -> TransportName:
         return asyncio.run(self.routes.choose(receiver)).name
@@ -82,8 +87,20 @@ def test_a_transport_that_does_not_reach_the_peer_is_not_tried() -> None:
     assert fixture.meter.counted == [], "that is no failure"
 
 
+@pytest.mark.parametrize("change", [{"block_size": 8}, {"shards": 2}])
+def test_blocks_that_have_to_be_converted_take_a_transport_that_does(change: dict[str, int]) -> None:
+    fixture = Fixture()
+    other = replace(RECEIVER, format=replace(RECEIVER.format, **change), transports=("cuda-ipc", "shm", "tcp"))
+    assert fixture.choose(replace(other, format=RECEIVER.format)) is TransportName.CUDA_IPC
+    assert fixture.choose(other) is TransportName.SHM
+    fixture.routes.fail(other, fixture.shm, TransportUnavailable("x"))
+    assert fixture.choose(other) is TransportName.TCP
+    with pytest.raises(TransportUnavailable, match="no more"):
+        fixture.routes.fail(other, fixture.tcp, TransportUnavailable("no more"))
+
+
 def test_workers_without_a_transport_in_common_are_told_so() -> None:
-    with pytest.raises(TransferRejected, match="transports: here shm, tcp, d has pigeon"):
+    with pytest.raises(TransferRejected, match="transports: here cuda-ipc, shm, tcp, d has pigeon"):
         Fixture().choose(replace(RECEIVER, transports=("pigeon",)))
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,11 +17,13 @@ from baton.core.types import FilledBlocks, KvHandshake, KvSource, LocalDoor, Sto
 from baton.engine.client import EngineClient, threaded_engine
 from baton.engine.config import EngineConfig
 from baton.engine.fake import FakeRunner, fake_card
+from baton.engine.native.block_copy import best_block_copy
 from baton.engine.process import fake_runner
 from services.kvtransfer.config import KvTransferConfig
 from services.kvtransfer.door import GREETING, host_name
 from services.kvtransfer.handshake import identity
 from services.kvtransfer.mapped import MappedTransport
+from services.kvtransfer.pool_blocks import pool_blocks
 from services.kvtransfer.shm import shared_memory
 from tests.gates import GENEROUS_SECONDS
 
@@ -43,10 +45,21 @@ class Worker:
         return replace(self.hello, door=self.shared.door.invitation)
 
 
+@contextmanager
+def sharing(
+    engine: EngineClient, epoch: int, settings: KvTransferConfig = SETTINGS
+) -> Iterator[MappedTransport | None]:
+    with (
+        pool_blocks(engine.pool, engine.card.format, best_block_copy()) as here,
+        shared_memory(engine, epoch, settings, here) as shared,
+    ):
+        yield shared
+
+
 @asynccontextmanager
 async def worker(epoch: int) -> AsyncIterator[Worker]:
     async with threaded_engine(fake_runner(CONFIG), CONFIG) as engine:
-        with shared_memory(engine, epoch, SETTINGS) as shared:
+        with sharing(engine, epoch) as shared:
             assert shared is not None
             yield Worker(engine, shared, epoch)
 
@@ -192,7 +205,7 @@ def test_a_sender_that_calls_anew_takes_the_place_of_its_former_call() -> None:
         await sender.shared.outgoing.open(receiver.answer)
         before = receiver.shared.door.source(1)
         sender.shared.outgoing.close()
-        with shared_memory(sender.engine, 1, SETTINGS) as again:
+        with sharing(sender.engine, 1) as again:
             assert again is not None
             await again.outgoing.open(receiver.answer)
             assert receiver.shared.door.source(1) is not before
@@ -237,11 +250,11 @@ def test_a_worker_that_can_share_nothing_falls_back_or_says_so() -> None:
         runner = FakeRunner(fake_card(block_size=4), 32)
         async with threaded_engine(runner, CONFIG) as engine:
             assert engine.pool is None
-            with shared_memory(engine, 1, SETTINGS) as shared:
+            with sharing(engine, 1) as shared:
                 assert shared is None
             with (
                 pytest.raises(ConfigError, match=r"kvtransfer\.transports"),
-                shared_memory(engine, 1, replace(SETTINGS, transports=("shm",))),
+                sharing(engine, 1, replace(SETTINGS, transports=("shm",))),
             ):
                 pass
 
