@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from baton.core.types import Tier, TierLoad
 from baton.engine.config import EngineConfig
 from baton.engine.sequence import Sequence
-from baton.engine.share import BlockCap, TenantShare, TierShare
+from baton.engine.share import NEVER, BlockCap, TenantShare, TierShare
 from baton.engine.tiers import PLACE
 
 MAX_IDLE_TENANTS = 4096  # whose counters are remembered
@@ -80,10 +80,11 @@ class FairShares:
             tier.counter = max(tier.counter, min(backlogged, default=self._last))
 
     def loads(self) -> tuple[TierLoad, ...]:
-        """What there is of each tier, from the highest down."""
+        """What there is of each tier that ever had a request here, from the highest down."""
         return tuple(
             TierLoad(tier.tier, len(tier.tenants), tier.waiting, tier.places, tier.blocks, tier.preemptions)
             for tier in self.tiers
+            if tier.live or tier.left_at > NEVER
         )
 
     def _cap(self, recorded: int | None) -> BlockCap | None:

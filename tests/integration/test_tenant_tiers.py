@@ -11,7 +11,7 @@ import pytest
 
 from baton.client import Client
 from baton.core.errors import InvalidRequest, Overloaded
-from baton.core.types import GenerateRequest, ResourceName, Tenant, Tier, TierLoad
+from baton.core.types import GenerateRequest, ProcessRecord, ResourceName, Tenant, Tier, TierLoad
 from tests.admin_world import NEW, WHICHEVER
 from tests.integration.test_tenancy_stack import ACME, UMBRELLA, Platform, asked, eventually, on_platform
 
@@ -20,11 +20,13 @@ SLOW = "engine.fake_step_ms=5"
 LONG = 1500  # tokens: at least 7.5 seconds
 
 
+def tiers_of(worker: ProcessRecord) -> dict[Tier, TierLoad]:
+    return {tier: TierLoad(tier) for tier in Tier} | {load.tier: load for load in worker.stats.tiers}
+
+
 async def shown(to: Platform, holds: Callable[[dict[Tier, TierLoad]], bool], what: str) -> None:
     """The worker says so in the registry."""
-    await to.stack.until(
-        lambda workers: all(holds({load.tier: load for load in one.stats.tiers}) for one in workers.values()), what
-    )
+    await to.stack.until(lambda workers: all(holds(tiers_of(worker)) for worker in workers.values()), what)
 
 
 @asynccontextmanager
@@ -66,7 +68,7 @@ def test_a_tier_set_by_the_admin_api_reaches_the_workers_queue_and_preempts_down
                         "the request is there",
                     )
                     [worker] = (await to.stack.workers()).values()
-                    gold, _, bronze = worker.stats.tiers
+                    gold, _, bronze = tiers_of(worker).values()
                     has_place = (gold.running, bronze.running, bronze.waiting) == (1, 0, 1)
                     return has_place and bronze.preemptions >= 1 and not gold.preemptions
 

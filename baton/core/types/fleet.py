@@ -88,7 +88,7 @@ class EngineStats:
     device_idle_seconds: float = 0.0
     draft_tokens_proposed: int = 0
     draft_tokens_accepted: int = 0
-    tiers: tuple[TierLoad, ...] = ()  # of tenants, from the highest down
+    tiers: tuple[TierLoad, ...] = ()  # of tenants, from the highest down; of those that ever had a request here
 
 
 class WorkerState(StrEnum):
