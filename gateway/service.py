@@ -159,6 +159,7 @@ class Gateway:
         prompt = await deadline.within(self._parts.prompts.prompt_ids(request, card), "the tokenizer")
         check_token_ids(request, prompt, card)
         max_tokens = fit_max_tokens(request, len(prompt), card, self._policy.limits)
+        tenant = principal.payer.tenant
         query = PlanQuery(
             request.request_id,
             card.model,
@@ -166,6 +167,9 @@ class Gateway:
             prompt_tokens=len(prompt),
             max_tokens=max_tokens,
             priority=principal.priority,
+            tier=tenant.tier,
+            pool=tenant.pool,
+            tenant_max_blocks=tenant.max_kv_blocks,
         )
         eos = frozenset[int]() if request.stop.ignore_eos else frozenset(card.eos_token_ids)
         base = TokenRequest(
@@ -178,6 +182,8 @@ class Gateway:
             prompt_logprobs=request.prompt_logprobs,
             priority=principal.priority,
             tenant=principal.tenant,
+            tier=tenant.tier,
+            tenant_max_blocks=tenant.max_kv_blocks,
             salt=principal.salt,
         )
         streams: list[ChoiceStream] = []

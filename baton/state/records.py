@@ -6,7 +6,17 @@ import dataclasses
 import json
 from typing import Any, cast
 
-from baton.core.types import EngineStats, KvFormat, ModelCard, ProcessRecord, Role, TierStats, WorkerState
+from baton.core.types import (
+    EngineStats,
+    KvFormat,
+    ModelCard,
+    ProcessRecord,
+    Role,
+    Tier,
+    TierLoad,
+    TierStats,
+    WorkerState,
+)
 
 
 def encode_record(record: ProcessRecord) -> bytes:
@@ -21,11 +31,25 @@ def decode_record(data: bytes) -> ProcessRecord:
         known["role"] = Role(fields["role"])
         known["state"] = WorkerState(fields["state"])
         known["card"] = _card(fields["card"]) if fields.get("card") else None
-        known["stats"] = EngineStats(**_known(EngineStats, fields.get("stats") or {}))
+        known["labels"] = tuple(fields.get("labels", ()))
+        known["pools"] = tuple(fields.get("pools", ()))
+        known["stats"] = _stats(fields.get("stats") or {})
         known["tier"] = TierStats(**_known(TierStats, fields["tier"])) if fields.get("tier") else None
         return ProcessRecord(**known)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a process record: {error}") from error
+
+
+def _stats(fields: dict[str, Any]) -> EngineStats:
+    known = _known(EngineStats, fields)
+    known["tiers"] = tuple(_tier_load(load) for load in fields.get("tiers", ()) if load["tier"] in set(Tier))
+    return EngineStats(**known)
+
+
+def _tier_load(fields: dict[str, Any]) -> TierLoad:
+    known = _known(TierLoad, fields)
+    known["tier"] = Tier(fields["tier"])
+    return TierLoad(**known)
 
 
 def _card(fields: dict[str, Any]) -> ModelCard:

@@ -45,6 +45,7 @@ from baton.core.types.fleet import (
     PlanQuery,
     ProcessRecord,
     Role,
+    TierLoad,
     WorkerState,
 )
 from baton.core.types.quota import (
@@ -183,6 +184,7 @@ __all__ = [
     "Tier",
     "TierBlock",
     "TierChanges",
+    "TierLoad",
     "TierStats",
     "TokenChunk",
     "TokenLogprob",

@@ -81,7 +81,8 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who is calling: made by the gateway from an API key, never by a client. Higher ``priority`` is served first.
+    """Who is calling: made by the gateway from an API key, never by a client. Higher ``priority`` is served first among
+    the tenant's requests.
 
     ``account`` None: nobody has recorded this tenant, so nothing limits it but our capacity.
     """
