@@ -14,6 +14,7 @@ from baton.core.errors import InvalidRequest, PermissionDenied, QuotaExceeded, S
 from baton.core.streams import closing
 from baton.core.tenancy import allows_model
 from baton.core.types import (
+    MAX_REQUEST_ID,
     GenerateChunk,
     GenerateRequest,
     ModelCard,
@@ -34,7 +35,7 @@ from gateway.quota_claims import Delivery, claim_of, enforced
 from gateway.refusal_log import RefusalLog
 from gateway.relay import Relay
 from gateway.running import RunningRequests
-from gateway.validate import MAX_REQUEST_ID, Limits, check_prompt, check_request, check_token_ids, fit_max_tokens
+from gateway.validate import Limits, check_prompt, check_request, check_token_ids, fit_max_tokens
 
 log = logging.getLogger(__name__)
 

@@ -147,7 +147,7 @@ class Stack:
             fleet=self.fleet,
             prompts=Prompts(self.texts),
             admission=memory_admission(clock),
-            refusals=RefusalLog(MemoryRefusals(), clock),
+            refusals=RefusalLog(MemoryRefusals(), clock, SilentMeter()),
             planner=self.planner,
             links=self.joined.decode,
             meter=SilentMeter(),

@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from baton.core.errors import InvalidRequest
 from baton.core.pools import LABEL
-from baton.core.types import Account, KeyRecord, Limits, Metric, ModelLimits, Organisation, Tenant
+from baton.core.types import Account, KeyRecord, Limits, Metric, ModelLimits, Organisation, TenancyRecord, Tenant
 
 MAX_LIMIT = 10**12  # sums of a month stay exact in the 53 bits that Redis scripts count with
 MAX_PRIORITY = 100
@@ -72,6 +72,17 @@ def check_tenant(tenant: Tenant) -> None:
         raise InvalidRequest.out_of_range("tenant.pool", repr(tenant.pool[:100]), rule)
     _check_models("tenant.models", tenant.models)
     _check_level("tenant", tenant.limits, tenant.model_limits)
+
+
+def check_record(record: TenancyRecord) -> None:
+    """By the check of its kind."""
+    match record:
+        case Organisation():
+            check_organisation(record)
+        case Tenant():
+            check_tenant(record)
+        case KeyRecord():
+            check_key(record)
 
 
 def check_key(key: KeyRecord) -> None:

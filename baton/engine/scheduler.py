@@ -207,8 +207,8 @@ class Scheduler:
         """The next step: a row for everyone who decodes, then prefill chunks into what is left, then drafts.
 
         At most ``max_step_tokens`` tokens in all, which count as launched from now on; ``landed`` follows for each step
-        that has any. A victim of preemption stands
-        behind the one that needs its blocks, or is it, so whoever has a part already keeps it.
+        that has any. A victim of preemption stands behind the one that needs its blocks, or is it, so whoever has a
+        part already keeps it.
         """
         step = Step([], [], [], [])
         unfinished: list[Sequence] = []

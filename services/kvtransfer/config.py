@@ -25,6 +25,7 @@ class KvTransferConfig(ProcessConfig):
     SECTION: ClassVar[str] = "kvtransfer"
 
     transports: tuple[str, ...] = ("cuda-ipc", "nccl", "shm", "tcp")  # that may be used, where both workers have them
+    local_calls: bool = True  # on one host offers are packets over a local socket; else gRPC calls, which proxies see
     transport_rest_seconds: float = 30.0  # how long one that failed towards a peer is left alone
     checksums: str = "full"  # full | off
     max_message_bytes: int = 8 * 1024 * 1024  # of one offer; at least one block is always sent

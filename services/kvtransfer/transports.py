@@ -32,20 +32,21 @@ class Transports:
     outgoing: tuple[Outgoing, ...]
     incoming: tuple[Incoming, ...]
     hello: KvHandshake
-    door: LocalDoor | None
-    device_door: PoolDoor | None
+    doors: tuple[PoolDoor, ...]
+    local_calls: bool
+
+    @property
+    def door(self) -> LocalDoor | None:
+        return self.doors[0].invitation if self.doors else None
 
     @property
     def answer(self) -> KvHandshake:
         return replace(self.hello, door=self.door)
 
     def receive(self, receiver: KvReceiverApi) -> None:
-        """Let senders of this host with pools on devices offer and confirm to ``receiver`` at the door, without gRPC.
-
-        Between pools on CPUs the copying takes so long that calls do not matter.
-        """
-        if self.device_door is not None:
-            self.device_door.answer(receiver)
+        """Let senders of this host offer and confirm to ``receiver`` at the door, unless that is to go by gRPC."""
+        for door in self.doors if self.local_calls else ():
+            door.answer(receiver)
 
 
 @contextmanager
@@ -58,13 +59,15 @@ def open_transports(
         here = stack.enter_context(pool_blocks(engine.pool, layout, best_block_copy()))
         outgoing: list[Outgoing] = []
         incoming: list[Incoming] = []
-        doors: list[LocalDoor] = []
-        ipc = stack.enter_context(cuda_ipc(engine, epoch, config))
-        for mapped in (ipc, stack.enter_context(shared_memory(engine, epoch, config, here))):
+        doors: list[PoolDoor] = []
+        for mapped in (
+            stack.enter_context(cuda_ipc(engine, epoch, config)),
+            stack.enter_context(shared_memory(engine, epoch, config, here)),
+        ):
             if mapped is not None:
                 outgoing.append(mapped.outgoing)
                 incoming.append(mapped.incoming)
-                doors.append(mapped.door.invitation)
+                doors.append(mapped.door)
         if engine.links is not None and TransportName.NCCL in config.transports:
             time = clock or SystemClock()
             sends = NcclOutgoing(epoch, layout.block_size, engine.links, config, lambda: secrets.randbits(64), time)
@@ -83,4 +86,4 @@ def open_transports(
         names = tuple(way.name.value for way in outgoing)
         hello = identity(worker_id, epoch, engine.card, names, host_name() if doors else "")
         taken = (TcpIncoming(layout, checksums, staged), *incoming)
-        yield Transports(tuple(outgoing), taken, hello, doors[0] if doors else None, None if ipc is None else ipc.door)
+        yield Transports(tuple(outgoing), taken, hello, tuple(doors), config.local_calls)

@@ -57,7 +57,6 @@ class PlannerConfig(ProcessConfig):
             ("short_answer_tokens", 0),
             ("tpot_limit_ms", 0.0),
             ("max_candidates", 1),
-            ("short_answer_tokens", 0),
             ("tie_noise", 0.0),
             ("attention_window", 0),
             ("max_tokens", 0),

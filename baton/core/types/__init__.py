@@ -28,6 +28,7 @@ from baton.core.types.calls import (
     PrefillResult,
 )
 from baton.core.types.door import (
+    MAX_REQUEST_ID,
     ChatMessage,
     GenerateChunk,
     GenerateRequest,
@@ -108,6 +109,7 @@ from baton.core.types.transfer import (
 __all__ = [
     "ANY_ETAG",
     "FREE",
+    "MAX_REQUEST_ID",
     "NOTHING_DELIVERED",
     "UNLIMITED",
     "Account",

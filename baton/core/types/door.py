@@ -8,6 +8,8 @@ from baton.core.types.quota import QuotaBalance
 from baton.core.types.tenancy import Account, KeyRecord, Organisation, Tenant
 from baton.core.types.tokens import FinishReason, Placement, Sampling, StopRules, TokenLogprob, Usage
 
+MAX_REQUEST_ID = 128  # characters
+
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:

@@ -33,6 +33,7 @@ from baton.engine.cuda.step_timer import StepTimer
 from baton.engine.runner import Part, RunnerTimes, StepResult
 
 STEPS_AHEAD = 1
+LAYERS_BETWEEN_LOOKS = 4  # of a step that is launched kernel by kernel: a hand-over waits for some of them, not for all
 
 
 def _no_copies(pool: torch.Tensor, streams: Sequence[torch.cuda.Stream]) -> None:
@@ -223,6 +224,8 @@ class CudaRunner:
         def attend(layer: int) -> None:
             if layer == 0:
                 self._plan_whole(packed, staged)
+            elif layer % LAYERS_BETWEEN_LOOKS == 0 and self.copies is not None:
+                self.copies.look()
             if packed.rows:
                 m.steps[packed.bucket].attend(layer)
             if packed.chunks:

@@ -1,0 +1,117 @@
+"""Offers and confirmations over the connection that a sender keeps to its receiver's door."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from baton.core.api import KvReceiverApi
+from baton.core.errors import PeerUnavailable, TransferRejected
+from baton.core.types import KvChunk, KvConfirmation, KvHandshake
+from tests.gates import GENEROUS_SECONDS
+from tests.unit.services.kvtransfer.test_shared_memory import TICKET, Worker, until, worker
+
+CONFIRMATION = KvConfirmation(TICKET, 0, 3)
+
+
+class Recorder(KvReceiverApi):
+    """``gate`` held: answers nothing."""
+
+    def __init__(self) -> None:
+        self.seen: list[object] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def handshake(self, hello: KvHandshake) -> KvHandshake:
+        return hello
+
+    async def offer(self, chunk: KvChunk) -> None:
+        self.seen.append(chunk)
+        await self.gate.wait()
+        raise TransferRejected("blocks 0..2")
+
+    async def confirm(self, confirmation: KvConfirmation) -> None:
+        self.seen.append(confirmation)
+        await self.gate.wait()
+
+
+def run(scenario: Callable[[Worker, Worker], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(GENEROUS_SECONDS), worker(1) as sender, worker(2) as receiver:
+            await scenario(sender, receiver)
+
+    asyncio.run(main())
+
+
+def test_a_receiver_that_answers_at_its_door_is_told_there() -> None:
+    async def scenario(sender: Worker, receiver: Worker) -> None:
+        told, usual = Recorder(), Recorder()
+        receiver.shared.door.answer(told)
+        await sender.shared.outgoing.open(receiver.answer)
+        way = sender.shared.outgoing.receiver(receiver.answer, usual)
+        await way.confirm(CONFIRMATION)
+        with pytest.raises(TransferRejected, match=r"blocks 0\.\.2"):
+            await way.offer(KvChunk(TICKET, 0, 3, b""))
+        assert told.seen == [CONFIRMATION, KvChunk(TICKET, 0, 3, b"")]
+        assert usual.seen == []
+
+    run(scenario)
+
+
+def test_a_receiver_that_does_not_answer_there_is_told_as_usual() -> None:
+    async def scenario(sender: Worker, receiver: Worker) -> None:
+        usual = Recorder()
+        await sender.shared.outgoing.open(receiver.answer)
+        assert sender.shared.outgoing.receiver(receiver.answer, usual) is usual
+
+    run(scenario)
+
+
+def test_nobody_waits_for_a_receiver_whose_door_has_gone() -> None:
+    async def scenario(sender: Worker, receiver: Worker) -> None:
+        told = Recorder()
+        told.gate.clear()
+        receiver.shared.door.answer(told)
+        await sender.shared.outgoing.open(receiver.answer)
+        way = sender.shared.outgoing.receiver(receiver.answer, Recorder())
+        waiting = asyncio.create_task(way.confirm(CONFIRMATION))
+        await until(lambda: len(told.seen) == 1)
+        receiver.shared.door.close()
+        with pytest.raises(PeerUnavailable, match="the connection has ended"):
+            await waiting
+        with pytest.raises(PeerUnavailable, match="the connection has ended"):
+            await way.confirm(CONFIRMATION)
+
+    run(scenario)
+
+
+def test_a_caller_that_talks_nonsense_after_its_greeting_loses_its_place() -> None:
+    async def scenario(sender: Worker, receiver: Worker) -> None:
+        receiver.shared.door.answer(Recorder())
+        await sender.shared.outgoing.open(receiver.answer)
+        assert receiver.shared.door.sources == 1
+        [connection] = sender.shared.outgoing._calls._calls.values()
+        connection.sock.send(b"\xff nonsense")
+        await until(lambda: receiver.shared.door.sources == 0)
+
+    run(scenario)
+
+
+def test_nobody_may_offer_without_a_greeting() -> None:
+    async def scenario(sender: Worker, receiver: Worker) -> None:
+        told = Recorder()
+        receiver.shared.door.answer(told)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+            stranger.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(stranger, f"\0{receiver.shared.door.invitation.address}")
+            stranger.send(b"\2" + bytes(8))
+            answer = await loop.sock_recv(stranger, 1024)
+            assert b"greeting was not understood" in answer
+            assert await loop.sock_recv(stranger, 1024) == b""
+        assert told.seen == []
+
+    run(scenario)
