@@ -18,7 +18,7 @@ from tests.contract.quota_worlds import World, account, claim, fake_world, memor
 ORGANISATION = Limits(tokens_per_day=400, requests_per_minute=9)
 TENANT = Limits(requests_per_minute=6, input_tokens_per_minute=90, tokens_per_minute=150, concurrency=4)
 KEY = Limits(output_tokens_per_minute=110, concurrency=3)
-PRICES = Prices(3, 1, 7)
+PRICES = Prices(3, 1, 7, joule=1_500)
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Step:
 
     def delivered(self, order: QuotaClaim) -> Delivered:
         tokens = round(order.input_tokens * self.shares[0]), round(order.output_tokens * self.shares[1])
-        return Delivered(tokens[0], tokens[0] // 2, tokens[1])
+        return Delivered(tokens[0], tokens[0] // 2, tokens[1], energy_millijoules=3 * tokens[0] + 7 * tokens[1])
 
 
 ACTIONS = (

@@ -42,6 +42,42 @@ def test_a_crashed_gateways_reservation_ends_charged_for_what_it_told(in_each_wo
     in_each_world(body)
 
 
+def test_energy_is_charged_with_a_lease_that_ended_and_once(in_each_world: InWorlds) -> None:
+    prices = Prices(1, 1, 1, joule=10**9 + 7)  # whose product with the millijoules has more than 53 bits
+    told = Delivered(10, 2, 6, energy_millijoules=1_000_000_138)
+
+    async def body(world: World) -> None:
+        order = claim(account(TOKENS), lease=5, prices=prices)
+        await world.quota.reserve(order)
+        await world.quota.renew("umbrella", [Progress("req-1", "acme", "gateway-1", told)], world.lease_seconds)
+        await world.lapse()
+        total = Delivered(10, 2, 9, energy_millijoules=2_000_000_000)
+        await world.quota.settle(order, total)
+        first, rest = await world.ledger.entries("umbrella")
+        assert (first.reason, first.energy_millijoules) == (LedgerReason.EXPIRED, 1_000_000_138)
+        assert first.cost == told.cost(prices) == 16 + 1_000_000_138 * (10**9 + 7) // 1000
+        assert (rest.reason, rest.energy_millijoules) == (LedgerReason.LATE, 999_999_862)
+        assert first.cost + rest.cost == total.cost(prices)
+
+    in_each_world(body)
+
+
+@pytest.mark.parametrize("late", [Delivered(10, 5, 6), Delivered(10, 2, 6, energy_millijoules=5)])
+def test_what_a_late_settlement_adds_is_booked_whatever_it_is(in_each_world: InWorlds, late: Delivered) -> None:
+    async def body(world: World) -> None:
+        order = claim(account(TOKENS), lease=5)
+        await world.quota.reserve(order)
+        await world.quota.renew("umbrella", [progress()], world.lease_seconds)
+        await world.lapse()
+        await world.quota.settle(order, late)
+        entries = await world.ledger.entries("umbrella")
+        assert [entry.reason for entry in entries] == [LedgerReason.EXPIRED, LedgerReason.LATE]
+        assert sum(entry.cached_tokens for entry in entries) == late.cached_tokens
+        assert sum(entry.energy_millijoules for entry in entries) == late.energy_millijoules
+
+    in_each_world(body)
+
+
 def test_a_settlement_after_the_lease_charges_the_rest_once(in_each_world: InWorlds) -> None:
     payer = account(TOKENS)
 

@@ -94,7 +94,7 @@ class Charge:
             max(0, self.cached - before.cached),
             max(0, self.output - before.output),
             max(0, self.cost - before.cost),
-            self.energy,
+            max(0, self.energy - before.energy),
         )
 
     def covering(self, other: Charge) -> Charge:

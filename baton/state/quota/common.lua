@@ -22,6 +22,7 @@ local KEPT = { minute = 180, day = 108000, month = 2851200 } -- seconds after it
 local FLOW_KEPT = 86400000 -- milliseconds after a claim: what it counts must outlive it
 local EXPIRED_KEPT = 86400000 -- milliseconds: a settlement that comes after the lease charges only the rest
 local ALERTS_KEPT = 10000
+local CHARGE = 6 -- requests, input, cached, output, cost, energy: what a charge counts, in this order
 local COUNTERS = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%-?%d+) (%d+)$'
 
 local function int(number)
@@ -126,19 +127,29 @@ local function read(member)
     'state', 'owner', 'who', 'at', 'held', 'charged', 'drawn', 'progress', 'prices')
 end
 
--- Ends a reservation: refunds what it held, charges what `total` has more than was charged before.
+-- What tokens and energy cost: progress is {input, cached, output, millijoules}, prices {input, cached, output, joule}.
+-- Energy may be more millijoules times units than a double holds, so whole joules are counted first.
+local function cost_of(progress, prices)
+  local energy, joule = progress[4] or 0, prices[4] or 0
+  local whole = math.floor(energy / 1000)
+  return (progress[1] - progress[2]) * prices[1] + progress[2] * prices[2] + progress[3] * prices[3]
+    + whole * joule + math.floor((energy - whole * 1000) * joule / 1000)
+end
+
+-- Ends a reservation: refunds what it held, charges what `total` has more than was charged before. Reservations of an
+-- older version know no energy.
 local function close(member, record, total, reason)
-  local before, used = numbers(record[6]), {}
-  for position = 1, 5 do
-    used[position] = above(total[position], before[position])
+  local before, used, is_charged = numbers(record[6]), {}, false
+  for position = 1, CHARGE do
+    used[position] = above(total[position], before[position] or 0)
+    is_charged = is_charged or used[position] > 0
   end
-  used[6] = total[6]
   local is_open = record[1] == 'open'
   move(record[7], numbers(record[5]), { used[1], used[2], used[4] }, is_open)
   if is_open then
     redis.call('ZREM', prefix .. 'open', member)
   end
-  if used[1] + used[2] + used[4] + used[5] > 0 then
+  if is_charged then
     book(reason, member, record[3], record[4], used)
   end
 end
@@ -150,13 +161,12 @@ local function expire(member)
     redis.call('ZREM', prefix .. 'open', member)
     return
   end
-  local p, price, before = numbers(record[8]), numbers(record[9]), numbers(record[6])
-  local cost = (p[1] - p[2]) * price[1] + p[2] * price[2] + p[3] * price[3]
-  local total = { 1, p[1], p[2], p[3], cost, 0 }
+  local p, before = numbers(record[8]), numbers(record[6])
+  local total = { 1, p[1], p[2], p[3], cost_of(p, numbers(record[9])), p[4] or 0 }
   close(member, record, total, 'expired')
   local charged = {}
-  for position = 1, 5 do
-    charged[position] = int(math.max(total[position], before[position]))
+  for position = 1, CHARGE do
+    charged[position] = int(math.max(total[position], before[position] or 0))
   end
   local key = prefix .. 'r:' .. member
   redis.call('HSET', key, 'state', 'expired', 'held', '0 0 0', 'charged', table.concat(charged, ' '))

@@ -22,7 +22,7 @@ expire_due(DUE)
 
 local record, size = prefix .. 'r:' .. member, ARGV[6] .. ' ' .. ARGV[7]
 local known = redis.call('HMGET', record, 'state', 'size', 'charged', 'owner')
-local requests, charged = 1, '0 0 0 0 0'
+local requests, charged = 1, '0 0 0 0 0 0'
 local is_open = known[1] == 'open'
 if is_open then
   if known[2] ~= size then
@@ -132,6 +132,6 @@ if known[1] then
   redis.call('DEL', record)
 end
 redis.call('HSET', record, 'state', 'open', 'owner', owner, 'who', ARGV[4], 'at', int(now), 'size', size,
-  'held', reply[3], 'charged', charged, 'progress', '0 0 0', 'prices', ARGV[5], 'drawn', drawn)
+  'held', reply[3], 'charged', charged, 'progress', '0 0 0 0', 'prices', ARGV[5], 'drawn', drawn)
 redis.call('ZADD', prefix .. 'open', int(now + lease), member)
 return reply

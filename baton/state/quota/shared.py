@@ -74,7 +74,7 @@ class SharedQuota:
         member, prices = check_claim(claim), claim.prices
         lease = round(claim.lease_seconds * MICROSECONDS)
         size = (claim.input_tokens, claim.output_tokens)
-        rates = f"{prices.input} {prices.cached} {prices.output}"
+        rates = f"{prices.input} {prices.cached} {prices.output} {prices.joule}"
         head = (member, claim.owner, _who(claim), rates, *size, lease, self._kept)
         reply, drawing = await self._timely("reserve", claim, head)
         status, now = cast(bytes, reply[0]), cast(int, reply[1])
@@ -93,7 +93,7 @@ class SharedQuota:
         rows: list[str] = []
         for each in progress:
             told = each.delivered
-            numbers = f"{told.input_tokens} {told.cached_tokens} {told.output_tokens}"
+            numbers = f"{told.input_tokens} {told.cached_tokens} {told.output_tokens} {told.energy_millijoules}"
             rows += [member_of(each.tenant, each.request_id), each.owner, numbers]
         prefix, lease = organisation_prefix(self._namespace, organisation), round(lease_seconds * MICROSECONDS)
         states = cast("list[bytes]", await self._scripts.call("renew", prefix, lease, *rows))
