@@ -25,8 +25,8 @@ from baton.core.types import (
 class TenancyApi(Protocol):
     """Organisations, tenants and keys as everybody sees them. StateUnavailable within the budget of a call.
 
-    Every record has an etag that changes with it. A write names the etag that the writer saw ("" for a new record,
-    "*" for whichever) and returns the new one; Conflict when another write came first.
+    Every record has an etag that changes with it. They are changed through ``RecordsApi`` alone, which keeps their
+    indexes and the audit log with them.
     """
 
     async def account(self, key_id: str) -> Account | None:
@@ -40,12 +40,6 @@ class TenancyApi(Protocol):
     async def tenant(self, name: str) -> tuple[Tenant, str] | None: ...
 
     async def key(self, key_id: str) -> tuple[KeyRecord, str] | None: ...
-
-    async def put_organisation(self, organisation: Organisation, etag: str) -> str: ...
-
-    async def put_tenant(self, tenant: Tenant, etag: str) -> str: ...
-
-    async def put_key(self, key: KeyRecord, etag: str) -> str: ...
 
 
 class QuotaApi(Protocol):

@@ -38,9 +38,9 @@ from baton.core.types import (
     Usage,
     WorkerState,
 )
+from baton.state.audited_records import MemoryRecords
 from baton.state.quota.memory import MemoryQuota
 from baton.state.refusals import MemoryRefusals
-from baton.state.tenancy import MemoryTenancy
 from baton.text.tokenizer import Tokenizer
 from baton.text.vocabulary import parse_decoder
 from gateway.fleet import FleetView
@@ -218,7 +218,7 @@ class Fleet:
         self.view.update([record(worker_id) for worker_id in self.workers])
         self.key, stored = new_key("local", "acme", key_models)
         self.keys = KeyRing("0" * 64, [stored])
-        self.tenancy = MemoryTenancy()
+        self.tenancy = MemoryRecords(clock)
         self.callers = file_callers(self.keys, self.tenancy)
         self.quota, self.refusals = MemoryQuota(clock), MemoryRefusals()
         self.caller: Principal = self.keys.authenticate(self.key)

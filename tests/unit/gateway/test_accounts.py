@@ -10,20 +10,21 @@ import pytest
 from baton.core.clock import ManualClock
 from baton.core.errors import StateUnavailable, Unauthenticated
 from baton.core.types import Account, KeyRecord, Organisation, Tenant
-from baton.state.tenancy import MemoryTenancy
+from baton.state.audited_records import MemoryRecords
 from gateway.accounts import AccountPolicy, Accounts
 from gateway.credentials import ServerSecret
+from tests.stored_records import store
 
 SECRET = ServerSecret("5" * 64)
 SHOWN, KEY = SECRET.issue(KeyRecord("k1", "acme", "", "", priority=4))
 TENANT = Tenant("acme", "umbrella")
 
 
-class CountedTenancy(MemoryTenancy):
+class CountedTenancy(MemoryRecords):
     """``reads`` counts look-ups of accounts; ``is_away`` makes them fail."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock)
         self.reads = 0
         self.is_away = False
 
@@ -36,10 +37,9 @@ class CountedTenancy(MemoryTenancy):
 
 
 async def built(policy: AccountPolicy | None = None) -> tuple[Accounts, CountedTenancy, ManualClock]:
-    tenancy, clock = CountedTenancy(), ManualClock(1000.0)
-    await tenancy.put_organisation(Organisation("umbrella"), "")
-    await tenancy.put_tenant(TENANT, "")
-    await tenancy.put_key(KEY, "")
+    clock = ManualClock(1000.0)
+    tenancy = CountedTenancy(clock)
+    await store(tenancy, Organisation("umbrella"), TENANT, KEY)
     return Accounts(tenancy, SECRET, clock, policy or AccountPolicy()), tenancy, clock
 
 
@@ -68,7 +68,7 @@ def test_a_revoked_key_is_refused_within_a_second() -> None:
     async def body() -> None:
         accounts, tenancy, clock = await built()
         await accounts.authenticate(SHOWN)
-        await tenancy.put_key(replace(KEY, revoked_at=1000.0), "*")
+        await store(tenancy, replace(KEY, revoked_at=1000.0))
         clock.advance(0.99)
         with pytest.raises(Unauthenticated):
             await accounts.authenticate(SHOWN)
@@ -79,7 +79,7 @@ def test_a_revoked_key_is_refused_within_a_second() -> None:
 def test_a_key_ends_when_it_expires_without_a_look_up() -> None:
     async def body() -> None:
         accounts, tenancy, clock = await built()
-        await tenancy.put_key(replace(KEY, expires_at=1000.2), "*")
+        await store(tenancy, replace(KEY, expires_at=1000.2))
         await accounts.authenticate(SHOWN)
         clock.advance(0.2)
         with pytest.raises(Unauthenticated):
@@ -109,7 +109,7 @@ def test_a_changed_limit_is_seen_within_a_second() -> None:
     async def body() -> None:
         accounts, tenancy, clock = await built()
         await accounts.authenticate(SHOWN)
-        await tenancy.put_tenant(replace(TENANT, models=("m",)), "*")
+        await store(tenancy, replace(TENANT, models=("m",)))
         clock.advance(0.99)
         assert (await accounts.authenticate(SHOWN))[1].tenant.models == ("m",)
 

@@ -10,17 +10,18 @@ import pytest
 from baton.core.clock import ManualClock
 from baton.core.errors import StateUnavailable, Unauthenticated
 from baton.core.types import Account, AdminRole, KeyRecord, Limits, Organisation, Tenant
-from baton.state.tenancy import MemoryTenancy
+from baton.state.audited_records import MemoryRecords
 from gateway.accounts import AccountPolicy, Accounts
 from gateway.callers import Callers, FileKeyAccounts
 from gateway.keys import KeyRing, new_key
+from tests.stored_records import store
 
 SHOWN, IN_FILE = new_key("ops", "acme")
 RING = KeyRing("5" * 64, [replace(IN_FILE, role=AdminRole.PLATFORM_ADMIN, priority=3)])
 TENANT = Tenant("acme", "umbrella", limits=Limits(concurrency=7), sharing_group="g")
 
 
-class UnsteadyTenancy(MemoryTenancy):
+class UnsteadyTenancy(MemoryRecords):
     """``is_away``: calls fail; ``is_frozen``: they do not end."""
 
     is_away = False
@@ -36,17 +37,17 @@ class UnsteadyTenancy(MemoryTenancy):
 
 class World:
     def __init__(self) -> None:
-        self.tenancy, self.clock = UnsteadyTenancy(), ManualClock(1000.0)
+        self.clock = ManualClock(1000.0)
+        self.tenancy = UnsteadyTenancy(self.clock)
         accounts = Accounts(FileKeyAccounts(self.tenancy, RING), RING.secret, self.clock, AccountPolicy(patience=0.01))
         self.callers = Callers(RING, accounts)
 
     async def record_tenant(self) -> None:
-        await self.tenancy.put_organisation(Organisation("umbrella"), "")
-        await self.tenancy.put_tenant(TENANT, "")
+        await store(self.tenancy, Organisation("umbrella"), TENANT)
 
     async def issue(self, key: KeyRecord) -> str:
         shown, issued = RING.secret.issue(key)
-        await self.tenancy.put_key(issued, "")
+        await store(self.tenancy, issued)
         return shown
 
 

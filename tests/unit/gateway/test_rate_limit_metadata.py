@@ -14,6 +14,7 @@ from baton.core.types import Level, Limits, Metric, ModelLimits, Organisation, Q
 from baton.rpc.rate_limits import granted_metadata
 from protos.baton.v1 import gateway_pb2 as pb
 from protos.baton.v1 import gateway_pb2_grpc
+from tests.stored_records import store
 from tests.unit.gateway.doubles import MODEL, Fleet, ScriptedDecode
 from tests.unit.gateway.test_native_door import channel, door
 
@@ -22,8 +23,8 @@ REQUEST.options.stop.max_tokens, REQUEST.options.stop.ignore_eos = 24, True
 
 
 async def limit(fleet: Fleet, limits: Limits, *rules: ModelLimits) -> None:
-    await fleet.tenancy.put_organisation(Organisation("umbrella"), "")
-    await fleet.tenancy.put_tenant(Tenant("acme", "umbrella", limits=limits, model_limits=rules), "")
+    tenant = Tenant("acme", "umbrella", limits=limits, model_limits=rules)
+    await store(fleet.tenancy, Organisation("umbrella"), tenant)
 
 
 async def asked(fleet: Fleet) -> tuple[dict[str, str], grpc.aio.AioRpcError | None]:
