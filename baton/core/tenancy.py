@@ -53,14 +53,14 @@ def check_limits(field: str, limits: Limits) -> None:
 
 
 def check_organisation(organisation: Organisation) -> None:
-    check_name("organisation.name", organisation.name)
-    check_time_zone("organisation.time_zone", organisation.time_zone)
-    _check_level("organisation", organisation.limits, organisation.model_limits)
+    check_name("organization.name", organisation.name)
+    check_time_zone("organization.time_zone", organisation.time_zone)
+    _check_level("organization", organisation.limits, organisation.model_limits)
 
 
 def check_tenant(tenant: Tenant) -> None:
     check_name("tenant.name", tenant.name)
-    check_name("tenant.organisation", tenant.organisation)
+    check_name("tenant.organization", tenant.organisation)
     check_time_zone("tenant.time_zone", tenant.time_zone)
     if tenant.sharing_group:
         check_name("tenant.sharing_group", tenant.sharing_group)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from baton.core.types import Delivered, Metric, QuotaClaim
+from baton.core.types import Delivered, KeyRecord, Level, Metric, Organisation, QuotaClaim, Tenant
 
 MINUTE, DAY = 60, 86_400
 METRICS = {
@@ -79,7 +79,7 @@ class QuotaModel:
         resumes = latest is not None and latest.state == "expired" and same_size
         before = add(latest.before, latest.paid) if latest is not None and resumes else (0, 0, 0)
         cost = above((1, claim.input_tokens, claim.output_tokens), before)
-        if any(self._breaks(claim, level, cost, now) for level in ("organisation", "tenant", "key")):
+        if any(self._breaks(claim, level, cost, now) for level in Level):
             return "refused"
         if latest is not None and latest.state == "expired":
             latest.state = "over"
@@ -114,23 +114,27 @@ class QuotaModel:
             booking.lease_end = now + claim.lease_seconds
 
     def latest(self, claim: QuotaClaim) -> Booking | None:
-        same = [b for b in self.bookings if who(b.claim, "tenant") == who(claim, "tenant") and same_id(b.claim, claim)]
+        same = [
+            b
+            for b in self.bookings
+            if who(b.claim, Level.TENANT) == who(claim, Level.TENANT) and same_id(b.claim, claim)
+        ]
         return same[-1] if same else None
 
-    def sums(self, claim: QuotaClaim, level: str, metric: Metric, now: float) -> tuple[int, int]:
+    def sums(self, claim: QuotaClaim, level: Level, metric: Metric, now: float) -> tuple[int, int]:
         """(used, reserved) in the current window of ``metric``."""
         length = METRICS[metric]
         found = [b for b in self._of(claim, level) if b.made_at // length == now // length]
         return sum(part(b.paid, metric) for b in found), sum(part(b.held, metric) for b in found)
 
-    def running(self, claim: QuotaClaim, level: str) -> int:
+    def running(self, claim: QuotaClaim, level: Level) -> int:
         return sum(booking.state == "open" for booking in self._of(claim, level))
 
-    def _of(self, claim: QuotaClaim, level: str) -> Iterator[Booking]:
+    def _of(self, claim: QuotaClaim, level: Level) -> Iterator[Booking]:
         return (booking for booking in self.bookings if who(booking.claim, level) == who(claim, level))
 
-    def _breaks(self, claim: QuotaClaim, level: str, cost: tuple[int, int, int], now: float) -> bool:
-        limits = getattr(claim.account, level).limits
+    def _breaks(self, claim: QuotaClaim, level: Level, cost: tuple[int, int, int], now: float) -> bool:
+        limits = holder(claim, level).limits
         if limits.concurrency is not None and self.running(claim, level) + 1 > limits.concurrency:
             return True
         for metric in METRICS:
@@ -140,8 +144,14 @@ class QuotaModel:
         return False
 
 
-def who(claim: QuotaClaim, level: str) -> str:
-    return claim.account.key.id if level == "key" else getattr(claim.account, level).name
+def holder(claim: QuotaClaim, level: Level) -> Organisation | Tenant | KeyRecord:
+    payer = claim.account
+    return {Level.ORGANISATION: payer.organisation, Level.TENANT: payer.tenant, Level.KEY: payer.key}[level]
+
+
+def who(claim: QuotaClaim, level: Level) -> str:
+    found = holder(claim, level)
+    return found.id if isinstance(found, KeyRecord) else found.name
 
 
 def size(claim: QuotaClaim) -> tuple[int, int]:

@@ -74,7 +74,7 @@ MINUTES = Limits(
 def test_each_limit_refuses_at_each_level_and_explains_itself(
     in_each_world: InWorlds, level: Level, limits: Limits, metric: Metric, figures: tuple[int, int, int, int]
 ) -> None:
-    payer = account(**{level.value: limits})  # pyright: ignore[reportArgumentType]
+    payer = account(**{level.name.lower(): limits})  # pyright: ignore[reportArgumentType]
 
     async def body(world: World) -> None:
         for number in range(2):
@@ -84,7 +84,7 @@ def test_each_limit_refuses_at_each_level_and_explains_itself(
             await world.quota.reserve(claim(payer, "req-2"))
         (refusal,) = caught.value.refusals
         assert (refusal.level, refusal.metric) == (level, metric)
-        assert refusal.subject == {"organisation": "umbrella", "tenant": "acme", "key": "k1"}[level]
+        assert refusal.subject == {"organization": "umbrella", "tenant": "acme", "key": "k1"}[level]
         assert (refusal.limit, refusal.used, refusal.reserved, refusal.requested) == figures
         assert refusal.retry_after is not None and refusal.retry_after > 0
         assert str(refusal) == caught.value.message
@@ -142,7 +142,7 @@ def test_tenants_of_an_organisation_share_its_limits_and_not_their_own(in_each_w
         await world.quota.reserve(claim(first, tokens=(10, 50)))
         await world.quota.reserve(claim(second, tokens=(10, 20)))
         third = account(organisation=shared, name="third")
-        with pytest.raises(QuotaExceeded, match=r"organisation 'umbrella': tokens_per_day: limit 100.*reserved 90"):
+        with pytest.raises(QuotaExceeded, match=r"organization 'umbrella': tokens_per_day: limit 100.*reserved 90"):
             await world.quota.reserve(claim(third, tokens=(10, 1)))
 
     in_each_world(body)
@@ -158,7 +158,7 @@ def test_levels_that_count_different_things_are_not_mixed_up(in_each_world: InWo
             grant = await world.quota.reserve(claim(payer, f"req-{number}"))
             running = {b.level: b.reserved for b in grant.balances if b.metric is Metric.CONCURRENCY}
             assert running == {level: held for level, held in expected[number].items() if level in running}
-        assert (await standing(world, first))["organisation/concurrency"] == (0, 4)
+        assert (await standing(world, first))["organization/concurrency"] == (0, 4)
         assert (await standing(world, first))["tenant/concurrency"] == (0, 3)
         assert (await standing(world, first))["key/concurrency"] == (0, 2)
 

@@ -32,7 +32,7 @@ def test_a_crashed_gateways_reservation_ends_charged_for_what_it_told(in_each_wo
         assert states == [LeaseState.RENEWED]
         await world.lapse()
         now = await standing(world, payer)
-        assert now["organisation/tokens_per_day"] == (16, 0)
+        assert now["organization/tokens_per_day"] == (16, 0)
         assert now["tenant/concurrency"] == (0, 0)
         assert now["tenant/requests_per_minute"] in {(1, 0), (0, 0)}  # a real clock may have turned the minute
         (entry,) = await world.ledger.entries("umbrella")

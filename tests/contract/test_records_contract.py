@@ -163,7 +163,7 @@ def test_what_makes_no_sense_is_not_stored_however_it_comes(in_each_store: InSto
             (ResourceName("a b"), Organisation("a b")),
             (UMBRELLA, Organisation("umbrella", Limits(concurrency=-1))),
         ):
-            with pytest.raises(InvalidRequest, match=r"organisation\."):
+            with pytest.raises(InvalidRequest, match=r"organization\."):
                 await stores.records.commit(Commit("root", "create", (RecordChange(name, "", None, record),)))
 
     in_each_store(body)

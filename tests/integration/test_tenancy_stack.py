@@ -133,7 +133,7 @@ def test_each_limit_refuses_at_each_level_and_for_a_model() -> None:
                 await to.admin.update(name, ANY_KEY, ["model_limits"], WHICHEVER)
             daily = Organisation("", Limits(tokens_per_day=1))
             await to.admin.update(UMBRELLA, daily, ["limits"], WHICHEVER)
-            await refused(client, Metric.TOKENS_PER_DAY, "organisation 'umbrella'")
+            await refused(client, Metric.TOKENS_PER_DAY, "organization 'umbrella'")
             await to.admin.update(UMBRELLA, Organisation(""), ["limits"], WHICHEVER)
             await passes(client)
             burst = Tenant("", "", limits=Limits(requests_per_minute=1000, burst=1))

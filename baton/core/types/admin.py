@@ -13,7 +13,7 @@ ANY_ETAG = "*"  # in place of an etag: whichever the record has
 
 
 class RecordKind(StrEnum):
-    ORGANISATION = "organisation"
+    ORGANISATION = "organization"
     TENANT = "tenant"
     KEY = "key"
 

@@ -9,7 +9,7 @@ from enum import StrEnum
 class Level(StrEnum):
     """Where a limit is set. All levels are checked, so the strictest one decides."""
 
-    ORGANISATION = "organisation"
+    ORGANISATION = "organization"
     TENANT = "tenant"
     KEY = "key"
 

@@ -10,7 +10,7 @@ from baton.core.types import MAX_REQUEST_ID, QuotaClaim
 def check_claim(claim: QuotaClaim) -> str:
     """The reservation's name in its organisation: a request id is its tenant's own."""
     account = claim.account
-    check_name("organisation", account.organisation.name)
+    check_name("organization", account.organisation.name)
     check_name("tenant", account.tenant.name)
     check_name("key", account.key.id)
     check_model_name("model", claim.model)
