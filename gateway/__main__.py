@@ -50,6 +50,8 @@ async def serve(arguments: Arguments) -> None:
                 ids=RandomIds(),
                 meter=process.meter,
                 replicas=config.replicas,
+                ledger_directory=Path(config.ledger_directory) if config.ledger_directory else None,
+                ledger_policy=config.ledger_policy,
             ) as quotas,
         ):
             gateway = build_gateway(

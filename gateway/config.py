@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from baton.rpc.channels import MAX_MESSAGE_BYTES
 from baton.rpc.serving import ServerPolicy, ServerTls
+from gateway.ledger_upkeep import LedgerPolicy
 from gateway.relay import RelayPolicy
 from gateway.service import GatewayPolicy
 from gateway.validate import Limits
@@ -21,6 +22,8 @@ class GatewayConfig(ProcessConfig):
 
     ``tokenizers`` are ``NAME=DIRECTORY`` entries; a served model without one takes and returns token ids only.
     ``replicas``: how many gateways share the limits while Redis is away. ``prices_file`` empty: nothing costs anything.
+    ``ledger_directory`` empty: the usage ledger stays in Redis, where it grows. One directory is for all gateways that
+    name one (or only one of them does): each gateway reads what is in its own.
     ``planner_address`` empty: the planner is found in the registry. ``default_model`` empty: a request must name its
     model unless the fleet serves only one.
     """
@@ -31,6 +34,9 @@ class GatewayConfig(ProcessConfig):
     keys_file: Path = Path("keys.toml")
     prices_file: str = ""
     replicas: int = 1
+    ledger_directory: str = ""
+    ledger_kept_days: int = 40  # in Redis, of what is in the directory; so that any gateway knows this month's usage
+    ledger_archive_seconds: float = 300.0
     planner_address: str = ""
     tokenizers: tuple[str, ...] = ()
     default_model: str = ""
@@ -56,11 +62,24 @@ class GatewayConfig(ProcessConfig):
 
     def __post_init__(self) -> None:
         ProcessConfig.__post_init__(self)
-        for key in ("planner_budget_ms", "fleet_poll_ms", "client_stall_seconds", "default_timeout_seconds"):
+        for key in (
+            "planner_budget_ms",
+            "fleet_poll_ms",
+            "client_stall_seconds",
+            "default_timeout_seconds",
+            "ledger_archive_seconds",
+        ):
             self.require(getattr(self, key) > 0, key, "must be above 0")
         for key in ("max_lost_workers", "recovery_patience_seconds", "down_seconds", "max_logprobs"):
             self.require(getattr(self, key) >= 0, key, "must be at least 0")
-        for key in ("replicas", "default_max_tokens", "max_choices", "max_prompt_bytes", "max_messages"):
+        for key in (
+            "replicas",
+            "ledger_kept_days",
+            "default_max_tokens",
+            "max_choices",
+            "max_prompt_bytes",
+            "max_messages",
+        ):
             self.require(getattr(self, key) >= 1, key, "must be at least 1")
         below_wire = self.max_prompt_bytes < MAX_MESSAGE_BYTES
         self.require(below_wire, "max_prompt_bytes", f"must be below the wire's {MAX_MESSAGE_BYTES}")
@@ -92,6 +111,10 @@ class GatewayConfig(ProcessConfig):
     @property
     def policy(self) -> GatewayPolicy:
         return GatewayPolicy(self.limits, self.default_timeout_seconds, self.default_model)
+
+    @property
+    def ledger_policy(self) -> LedgerPolicy:
+        return LedgerPolicy(self.ledger_archive_seconds, self.ledger_kept_days)
 
     @property
     def relay(self) -> RelayPolicy:

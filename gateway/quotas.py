@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from baton.core.clock import Clock, Ids
 from baton.core.telemetry import Meter
 from baton.state.audited_records import RedisRecords
 from baton.state.config import StateConfig
+from baton.state.quota.archived_ledger import ArchivedLedger
 from baton.state.quota.ledger import RedisLedger
+from baton.state.quota.ledger_files import LedgerFiles
 from baton.state.quota.memory import MemoryQuota
 from baton.state.quota.shared import SharedQuota
 from baton.state.redis_client import connect
@@ -21,6 +24,7 @@ from gateway.admin.service import Admin
 from gateway.admission import Admission, AdmissionPolicy
 from gateway.callers import Callers, FileKeyAccounts
 from gateway.keys import KeyRing
+from gateway.ledger_upkeep import LedgerPolicy, LedgerUpkeep
 from gateway.refusal_log import RefusalLog
 
 LOCAL_ENTRIES = 1  # the ledger is in Redis; what is counted here while it is away is told to it afterwards
@@ -44,11 +48,19 @@ async def shared_quotas(
     ids: Ids,
     meter: Meter,
     replicas: int,
+    ledger_directory: Path | None,
+    ledger_policy: LedgerPolicy,
 ) -> AsyncIterator[Quotas]:
-    """Leases are renewed and refusals written while the block lasts. Redis may be away, here as later."""
+    """Leases are renewed, refusals written, ledgers archived while the block lasts. Redis may be away, here as later.
+
+    ``ledger_directory`` None: ledgers stay in Redis.
+    """
     async with connect(state) as client:
         records, refusals = RedisRecords(client, state), RedisRefusals(client, state)
         quota, ledger = SharedQuota(client, state, clock), RedisLedger(client, state)
+        archive = None if ledger_directory is None else LedgerFiles(ledger_directory)
+        upkeep = LedgerUpkeep(ledger, archive, clock, meter, ledger_policy)
+        usage = ArchivedLedger(ledger, archive)
         local = MemoryQuota(clock, remember_seconds=state.quota_remember_seconds, kept_entries=LOCAL_ENTRIES)
         policy = AdmissionPolicy(replicas=replicas, remember_seconds=state.quota_remember_seconds)
         accounts = Accounts(FileKeyAccounts(records, ring), ring.secret, clock, AccountPolicy())
@@ -56,7 +68,7 @@ async def shared_quotas(
             callers=Callers(ring, accounts),
             admission=Admission(quota, local, clock=clock, ids=ids, meter=meter, policy=policy),
             refusals=RefusalLog(refusals, clock, meter),
-            admin=Admin(AdminParts(records, quota, ledger, refusals, ring.secret, clock, served)),
+            admin=Admin(AdminParts(records, quota, usage, refusals, ring.secret, clock, served)),
         )
-        async with built.refusals.written(), built.admission.running():
+        async with built.refusals.written(), built.admission.running(), upkeep.running():
             yield built

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from baton.core.types import (
@@ -11,6 +11,7 @@ from baton.core.types import (
     KeyRecord,
     LeaseState,
     LedgerEntry,
+    LedgerExtent,
     Organisation,
     Progress,
     QuotaAlert,
@@ -75,7 +76,7 @@ class QuotaApi(Protocol):
         ...
 
 
-class LedgerApi(Protocol):
+class LedgerReader(Protocol):
     """What was charged, append-only, written in one step with the counters. Ids grow; "" is before the first."""
 
     async def entries(self, organisation: str, after: str = "", limit: int = 1000) -> Sequence[LedgerEntry]: ...
@@ -84,18 +85,30 @@ class LedgerApi(Protocol):
         """The latest alerts, oldest first; a bounded number is kept."""
         ...
 
+
+class LedgerApi(LedgerReader, Protocol):
+    """The ledger as the counters' store has it, until it is trimmed."""
+
+    def organisations(self) -> AsyncIterator[str]:
+        """Names of those that have a ledger, recorded or not, in no order."""
+        ...
+
+    async def extent(self, organisation: str) -> LedgerExtent: ...
+
     async def trim(self, organisation: str, through: str) -> None:
         """Forget entries up to and with the id ``through``, once they are kept elsewhere."""
         ...
 
 
-class LedgerSink(Protocol):
-    """Where a ledger is kept for good: a file, a warehouse. Entries come in order, the same ones perhaps again."""
+class LedgerArchive(Protocol):
+    """Where a ledger is kept for good: files, a warehouse. StateUnavailable when it cannot be read or written."""
 
     async def latest(self, organisation: str) -> str:
         """The id of the last entry that is kept; "" for none."""
         ...
 
     async def append(self, organisation: str, entries: Sequence[LedgerEntry]) -> None:
-        """Returns when they are kept."""
+        """Returns when they are kept. Entries come in order; those up to ``latest`` are kept already and left out."""
         ...
+
+    async def entries(self, organisation: str, after: str = "", limit: int = 1000) -> Sequence[LedgerEntry]: ...

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from baton.core.admin_api import RecordsApi, RefusalsApi
 from baton.core.clock import Clock
 from baton.core.errors import NotFound
-from baton.core.tenancy_api import LedgerApi, QuotaApi
+from baton.core.tenancy_api import LedgerReader, QuotaApi
 from baton.core.types import RecordKind, ResourceName, Versioned
 from gateway.credentials import ServerSecret
 
@@ -19,7 +19,7 @@ class AdminParts:
 
     records: RecordsApi
     quota: QuotaApi
-    ledger: LedgerApi
+    ledger: LedgerReader
     refusals: RefusalsApi
     secret: ServerSecret
     clock: Clock

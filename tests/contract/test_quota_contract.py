@@ -7,6 +7,7 @@ import pytest
 from baton.core.errors import InvalidRequest, QuotaExceeded
 from baton.core.types import (
     Delivered,
+    LedgerExtent,
     LedgerReason,
     Level,
     Limits,
@@ -14,6 +15,7 @@ from baton.core.types import (
     ModelLimits,
     Prices,
     SettleOutcome,
+    ledger_position,
 )
 from tests.contract.quota_worlds import (
     InWorlds,
@@ -225,12 +227,19 @@ def test_ledger_pages_follow_each_other_and_trimming_forgets_what_was_read(in_ea
             order = claim(payer, f"req-{number}")
             await world.quota.reserve(order)
             await world.quota.settle(order, Delivered(1, 0, number))
+        assert [name async for name in world.ledger.organisations()] == ["umbrella"]
         first = await world.ledger.entries("umbrella", limit=2)
+        assert await world.ledger.extent("umbrella") == LedgerExtent(5, first[0].id, 0)
         rest = await world.ledger.entries("umbrella", after=first[-1].id)
         assert [entry.output_tokens for entry in [*first, *rest]] == [0, 1, 2, 3, 4]
         await world.ledger.trim("umbrella", first[-1].id)
         assert list(await world.ledger.entries("umbrella")) == list(rest)
+        until = ledger_position(first[-1].id)[0]
+        assert await world.ledger.extent("umbrella") == LedgerExtent(3, rest[0].id, until)
+        await world.ledger.trim("umbrella", f"{until - 1}-0")
+        assert (await world.ledger.extent("umbrella")).trimmed == until, "what is gone stays gone"
         assert list(await world.ledger.entries("nobody")) == []
+        assert await world.ledger.extent("nobody") == LedgerExtent(0, "", 0)
 
     in_each_world(body)
 

@@ -53,6 +53,7 @@ from baton.core.types.quota import (
     Delivered,
     LeaseState,
     LedgerEntry,
+    LedgerExtent,
     LedgerReason,
     Progress,
     QuotaAlert,
@@ -61,6 +62,7 @@ from baton.core.types.quota import (
     QuotaGrant,
     QuotaRefusal,
     SettleOutcome,
+    ledger_position,
 )
 from baton.core.types.tenancy import (
     FREE,
@@ -142,6 +144,7 @@ __all__ = [
     "KvSource",
     "LeaseState",
     "LedgerEntry",
+    "LedgerExtent",
     "LedgerReason",
     "Level",
     "Limits",
@@ -196,4 +199,5 @@ __all__ = [
     "Versioned",
     "WorkerState",
     "WriteOptions",
+    "ledger_position",
 ]

@@ -155,6 +155,24 @@ class LedgerEntry:
     energy_millijoules: int
 
 
+def ledger_position(entry_id: str) -> tuple[int, int]:
+    """What ids of ledger entries are ordered by: Unix milliseconds, and a count within them. "" is before the first."""
+    milliseconds, _, count = entry_id.partition("-")
+    return (int(milliseconds), int(count or 0)) if entry_id else (-1, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerExtent:
+    """What of an organisation's ledger is here. ``oldest``: the id of the first entry, "" for none.
+
+    ``trimmed``: entries written up to then (Unix milliseconds) may have been trimmed; 0: none ever was.
+    """
+
+    entries: int
+    oldest: str
+    trimmed: int
+
+
 @dataclass(frozen=True, slots=True)
 class QuotaAlert:
     """A daily or monthly limit was used to ``percent`` (50, 80 or 100); told once a window.

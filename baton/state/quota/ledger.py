@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import cast
 
 from redis.asyncio import Redis
 
-from baton.core.types import LedgerEntry, LedgerReason, Level, QuotaAlert
+from baton.core.streams import closing
+from baton.core.types import LedgerEntry, LedgerExtent, LedgerReason, Level, QuotaAlert, ledger_position
 from baton.state.config import StateConfig
 from baton.state.quota.buckets import METRICS
-from baton.state.quota.shared import organisation_prefix
+from baton.state.quota.keys import organisation_prefix, organisations_with
 from baton.state.quota.windows import MICROSECONDS, WindowKind
 from baton.state.redis_client import within_budget
 
@@ -35,11 +36,30 @@ class RedisLedger:
         found = cast("list[tuple[bytes, Fields]]", await within_budget(call, self._config, "read quota alerts"))
         return [_alert(fields) for _, fields in found]
 
+    async def organisations(self) -> AsyncIterator[str]:
+        budget = (self._config.timeout_ms + self._config.connect_timeout_ms) / 1000
+        found = organisations_with("ledger", self._client, self._config.namespace, budget)
+        async with closing(found) as names:
+            async for name in names:
+                yield name
+
+    async def extent(self, organisation: str) -> LedgerExtent:
+        key = self._key(organisation, "ledger")
+        async with self._client.pipeline(transaction=True) as pipe:
+            pipe.xlen(key)
+            pipe.xrange(key, "-", "+", 1)  # pyright: ignore
+            pipe.zscore(self._key(organisation, "trimmed"), "ledger")
+            answers = await within_budget(pipe.execute(), self._config, "measure the ledger")
+        length, first, trimmed = cast("tuple[int, list[tuple[bytes, Fields]], float | None]", tuple(answers))
+        return LedgerExtent(length, first[0][0].decode() if first else "", int(trimmed or 0))
+
     async def trim(self, organisation: str, through: str) -> None:
-        milliseconds, _, sequence = through.partition("-")
-        first_kept = f"{milliseconds}-{int(sequence) + 1}"
-        call = self._client.xtrim(self._key(organisation, "ledger"), minid=first_kept, approximate=False)  # pyright: ignore
-        await within_budget(call, self._config, "trim the ledger")
+        """What was trimmed is noted with it, as a score that only grows: gateways may trim at the same time."""
+        milliseconds, count = ledger_position(through)
+        async with self._client.pipeline(transaction=True) as pipe:
+            pipe.xtrim(self._key(organisation, "ledger"), minid=f"{milliseconds}-{count + 1}", approximate=False)  # pyright: ignore
+            pipe.zadd(self._key(organisation, "trimmed"), {"ledger": milliseconds}, gt=True)  # pyright: ignore
+            await within_budget(pipe.execute(), self._config, "trim the ledger")
 
     def _key(self, organisation: str, stream: str) -> str:
         return organisation_prefix(self._config.namespace, organisation) + stream

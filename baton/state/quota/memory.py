@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from baton.core.clock import Clock
@@ -13,6 +13,7 @@ from baton.core.types import (
     Delivered,
     LeaseState,
     LedgerEntry,
+    LedgerExtent,
     LedgerReason,
     Progress,
     QuotaAlert,
@@ -20,6 +21,7 @@ from baton.core.types import (
     QuotaClaim,
     QuotaGrant,
     SettleOutcome,
+    ledger_position,
 )
 from baton.state.quota.buckets import (
     NO_CHARGE,
@@ -77,6 +79,7 @@ class _Books:
     ledger: list[LedgerEntry] = field(default_factory=list[LedgerEntry])
     alerts: list[QuotaAlert] = field(default_factory=list[QuotaAlert])
     entries: int = 0
+    trimmed: int = 0
     tidied: int = 0
 
 
@@ -144,14 +147,23 @@ class MemoryQuota:
 
     async def entries(self, organisation: str, after: str = "", limit: int = 1000) -> Sequence[LedgerEntry]:
         ledger = self._books.setdefault(organisation, _Books()).ledger
-        return [entry for entry in ledger if entry.id > after][:limit]
+        return [entry for entry in ledger if ledger_position(entry.id) > ledger_position(after)][:limit]
 
     async def alerts(self, organisation: str) -> Sequence[QuotaAlert]:
         return list(self._books.setdefault(organisation, _Books()).alerts)
 
-    async def trim(self, organisation: str, through: str) -> None:
+    async def organisations(self) -> AsyncIterator[str]:
+        for name in [name for name, books in self._books.items() if books.entries]:
+            yield name
+
+    async def extent(self, organisation: str) -> LedgerExtent:
         books = self._books.setdefault(organisation, _Books())
-        books.ledger = [entry for entry in books.ledger if entry.id > through]
+        return LedgerExtent(len(books.ledger), books.ledger[0].id if books.ledger else "", books.trimmed)
+
+    async def trim(self, organisation: str, through: str) -> None:
+        books, last = self._books.setdefault(organisation, _Books()), ledger_position(through)
+        books.ledger = [entry for entry in books.ledger if ledger_position(entry.id) > last]
+        books.trimmed = max(books.trimmed, last[0])
 
     # --- one step of each -------------------------------------------------------------------------------------------
 

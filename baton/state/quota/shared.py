@@ -9,7 +9,7 @@ caller names them again by the time that the refusal brought. Clocks of gateways
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 from redis.asyncio import Redis
@@ -40,6 +40,7 @@ from baton.state.quota.buckets import (
 )
 from baton.state.quota.claims import check_claim, member_of, size_in_use
 from baton.state.quota.drawing import Drawing, Drawings
+from baton.state.quota.keys import organisation_prefix, organisations_with
 from baton.state.quota.scripts import Scripts
 from baton.state.quota.verdict import balances, debited, judge
 from baton.state.quota.windows import MICROSECONDS
@@ -47,11 +48,6 @@ from baton.state.redis_client import within
 
 DUE_AT_ONCE = 100  # leases that one call ends: a script holds up the server
 ATTEMPTS = 3  # a window may end between two of them, not between three
-SCANNED_AT_ONCE = 1000  # keys
-
-
-def organisation_prefix(namespace: str, organisation: str) -> str:
-    return f"{namespace}:{{{organisation}}}:quota:"
 
 
 class SharedQuota:
@@ -115,9 +111,10 @@ class SharedQuota:
     async def expire(self) -> int:
         """Of every organisation that has reservations, whoever made them. Each of its calls has the budget anew."""
         ended = 0
-        async with closing(self._with_open()) as prefixes:
-            async for prefix in prefixes:
-                ended += await self._expire(prefix)
+        found = organisations_with("open", self._client, self._namespace, self._budget)
+        async with closing(found) as organisations:
+            async for organisation in organisations:
+                ended += await self._expire(organisation_prefix(self._namespace, organisation))
         return ended
 
     async def balances(self, account: Account, model: str) -> tuple[QuotaBalance, ...]:
@@ -160,18 +157,6 @@ class SharedQuota:
                 pipe.hmget(prefix + name, [bucket.field for bucket in buckets])
             rows = cast("list[list[bytes | None]]", await pipe.execute())
         return _counters([value or b"" for row in rows for value in row], drawing)
-
-    async def _with_open(self) -> AsyncIterator[str]:
-        """Prefixes of organisations with open reservations: a walk over all keys, in steps of a budget each."""
-        pattern, cursor, seen = organisation_prefix(self._namespace, "*") + "open", 0, set[bytes]()
-        while True:
-            step = self._client.scan(cursor, match=pattern, count=SCANNED_AT_ONCE)  # pyright: ignore
-            cursor, keys = cast("tuple[int, list[bytes]]", await within(step, self._budget, "find open reservations"))
-            for key in set(keys) - seen:
-                yield key.decode().removesuffix("open")
-            seen.update(keys)
-            if cursor == 0:
-                return
 
     def _now(self) -> int:
         return round(self._clock.wall() * MICROSECONDS) + self._server_ahead
