@@ -50,7 +50,9 @@ def test_the_launchers_own_environment_says_which_gpus_there_are() -> None:
 
 
 @pytest.mark.parametrize(("given", "seen"), [("-1", ()), ("0,-1,1", ("0",))])
-def test_of_the_gpus_in_the_environment_those_after_the_end_mark_are_not_there(given: str, seen: tuple[str, ...]) -> None:
+def test_of_the_gpus_in_the_environment_those_after_the_end_mark_are_not_there(
+    given: str, seen: tuple[str, ...]
+) -> None:
     assert known_gpus({"CUDA_VISIBLE_DEVICES": given}) == seen
 
 

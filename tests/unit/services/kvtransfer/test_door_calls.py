@@ -168,7 +168,7 @@ def test_a_descriptor_that_comes_with_nothing_is_closed() -> None:
             caller = await called(receiver, calls)
             await until(lambda: len(receiver.shared.door._callers) == 1)
             reading, writing = os.pipe()
-            with closing(open(reading, "rb", buffering=0)) as pipe:
+            with os.fdopen(reading, "rb", buffering=0) as pipe:
                 os.set_blocking(reading, False)
                 socket.send_fds(caller, [b""], [writing])
                 os.close(writing)

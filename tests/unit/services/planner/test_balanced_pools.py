@@ -66,7 +66,9 @@ def test_one_decode_worker_with_time_is_enough_for_short_answers() -> None:
     assert "p" not in ids(decided(SHORT, FULL_DECODE, free, IDLE_PREFILL))[0]
 
 
-@pytest.mark.parametrize("busy", [{"backlog_tokens": 20_000}, {"waiting": 1}, {"running": 8, "decode_step_seconds": 0.030}])
+@pytest.mark.parametrize(
+    "busy", [{"backlog_tokens": 20_000}, {"waiting": 1}, {"running": 8, "decode_step_seconds": 0.030}]
+)
 def test_a_busy_prefill_worker_gives_no_short_answers(busy: dict[str, float]) -> None:
     assert ids(decided(SHORT, FULL_DECODE, worker("p", Role.PREFILL, **busy))) == (["d"], ["p"])
 
