@@ -21,8 +21,8 @@ def decode_record(data: bytes) -> ProcessRecord:
         known["role"] = Role(fields["role"])
         known["state"] = WorkerState(fields["state"])
         known["card"] = _card(fields["card"]) if fields.get("card") else None
-        known["stats"] = EngineStats(**_known(EngineStats, fields.get("stats") or {}))
-        known["tier"] = TierStats(**_known(TierStats, fields["tier"])) if fields.get("tier") else None
+        known["stats"] = EngineStats(**_numbers(EngineStats, fields.get("stats") or {}))
+        known["tier"] = TierStats(**_numbers(TierStats, fields["tier"])) if fields.get("tier") else None
         return ProcessRecord(**known)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a process record: {error}") from error
@@ -34,6 +34,15 @@ def _card(fields: dict[str, Any]) -> ModelCard:
     known["eos_token_ids"] = tuple(fields["eos_token_ids"])
     known["modules"] = tuple(fields.get("modules", ()))
     return ModelCard(**known)
+
+
+def _numbers(kind: type, fields: dict[str, Any]) -> dict[str, Any]:
+    """Whoever decides by them calculates with them: one bad record must not end all planning."""
+    known = _known(kind, fields)
+    for name, value in known.items():
+        if not isinstance(value, int | float):
+            raise TypeError(f"{name}: must be a number, got {value!r}")
+    return known
 
 
 def _known(kind: type, fields: dict[str, Any]) -> dict[str, Any]:
