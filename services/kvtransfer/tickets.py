@@ -104,6 +104,10 @@ class TicketBook:
             raise TransferRejected(
                 f"receiver_epoch: the ticket names {ticket.receiver_epoch}, this receiver is {self._epoch}"
             )
+        if ticket.receiver_address != self._address:
+            raise TransferRejected(
+                f"receiver_address: the ticket names {ticket.receiver_address!r}, this receiver is {self._address!r}"
+            )
         entry = self._open.get((ticket.request_id, ticket.attempt))
         if entry is not None:
             return entry

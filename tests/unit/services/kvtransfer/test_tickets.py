@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from baton.core.errors import TransferRejected
@@ -144,3 +146,11 @@ def test_a_book_remembers_only_so_many_requests(book: TicketBook, monkeypatch: p
     for request_id in ("a", "b", "a", "c"):
         book.close(book.open(request_id, book.fresh(request_id, ATTEMPT), range(1)))
     assert [book.fresh(request_id, ATTEMPT).retry for request_id in ("a", "b", "c")] == [3, 1, 2]
+
+
+def test_ticket_of_another_address_is_refused_by_name(book: TicketBook) -> None:
+    """As damaged as any other part of it might be."""
+    ticket = replace(book.open("r", ATTEMPT, range(1)), receiver_address="other:1")
+    for ask in (lambda: write(book, ticket, 0, 1), lambda: book.confirm(ticket, 0, 1), lambda: book.blocks(ticket)):
+        with pytest.raises(TransferRejected, match="receiver_address: the ticket names 'other:1', this receiver is"):
+            ask()

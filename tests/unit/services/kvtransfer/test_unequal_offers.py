@@ -221,6 +221,7 @@ def test_what_does_not_fit_is_refused_by_name_and_nothing_is_stored() -> None:
                 (replace(good, payload=good.payload[:-1]), "payload: tokens 8..15 are 16 bytes, got 15"),
                 (replace(good, checksums=good.checksums[:1]), "checksums: one for each of 2 blocks is required, got 1"),
                 (replace(good, ticket=replace(good.ticket, receiver_epoch=9)), "receiver_epoch"),
+                (replace(good, ticket=replace(good.ticket, receiver_address="e:1")), "receiver_address"),
             ):
                 with pytest.raises(TransferRejected, match=why):
                     await pair.receiver.offer(bad)
