@@ -5,7 +5,6 @@ Read from ``EngineStats``. Its times become figures by the step; those of an eng
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from typing import Protocol
 
@@ -53,8 +52,8 @@ class EngineWatch:
 
 def step_figures(before: EngineStats, after: EngineStats) -> dict[str, float]:
     """Steps and preemptions between two snapshots, and times by the step as far as the engine keeps them."""
-    earlier, later = dataclasses.asdict(before), dataclasses.asdict(after)
-    grown = {name: value - earlier[name] for name, value in later.items()}
+    names = ("steps", "preemptions", "host_seconds", "device_seconds", "device_idle_seconds")
+    grown = {name: getattr(after, name) - getattr(before, name) for name in names}
     steps = grown["steps"]
     found: dict[str, float] = {"steps": steps, "preemptions": grown["preemptions"]}
     for name in ("host", "device"):

@@ -41,7 +41,6 @@ COMMAND = "python -m bench.two_gpus"
 PARTS = ("transfer", "tokens", *SYSTEMS, "kills")
 # Chunks no longer than a GPU needs to be busy: prompts that wait are computed one after another, not side by side.
 CUDA_FLAGS = (
-    "kvtransfer.transports=cuda-ipc,nccl,shm,tcp",
     "engine.max_step_tokens=2048",
     "planner.tpot_limit_ms=20",
 )

@@ -11,6 +11,7 @@ from dataclasses import replace
 from baton.core.api import RegistryApi
 from baton.core.background import background
 from baton.core.clock import Clock
+from baton.core.pools import Pools, known_pools
 from baton.core.types import Candidate, ModelCard, ProcessRecord, Role, WorkerState
 from baton.state.outage import RegistryOutage
 
@@ -28,6 +29,8 @@ class FleetView:
         self._cards: dict[str, ModelCard] = {}
         self._down: dict[str, tuple[int, float]] = {}
         self._sent: Counter[str] = Counter()
+        self.pools = Pools()
+        """The planner's map of tenants and tiers to workers, as last known."""
         self.known = False
         """Whether the registry was ever read."""
 
@@ -40,6 +43,8 @@ class FleetView:
                 known = fresh.get(record.card.model, record.card)
                 shortest = min(known.context_length, record.card.context_length)
                 fresh[record.card.model] = replace(known, context_length=shortest)
+            if record.role is Role.PLANNER:
+                self.pools = known_pools(record.pools)
         self._cards |= fresh  # a model stays known while its workers are away
 
     @property

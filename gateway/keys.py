@@ -9,7 +9,8 @@ slower than SHA-256 is called for. The file (TOML, or JSON by its suffix)::
     tenant = "local"
     secret_sha256 = "<hex>"
     models = ["smollm2-135m-instruct"]   # optional: without it, all
-    priority = 10                        # optional, -100 to 100, 0 without it: higher goes first in every queue
+    priority = 10                        # optional, -100 to 100, 0 without it: higher goes first among the tenant's
+    tier = "gold"                        # optional, gold, silver or bronze, which it is without; one for each tenant
     role = "platform_admin"              # optional: what the key may do through the admin API; nothing without it
 
 Gateways that share the file derive the same salts, so their tenants share prefix hits across gateways.
@@ -29,7 +30,7 @@ from typing import cast
 
 from baton.core.errors import ConfigError, InvalidRequest, Unauthenticated
 from baton.core.tenancy import MAX_PRIORITY, check_name
-from baton.core.types import Account, AdminRole, KeyRecord, Organisation, Principal, Tenant
+from baton.core.types import Account, AdminRole, KeyRecord, Organisation, Principal, Tenant, Tier
 from gateway.credentials import ServerSecret
 
 _NOBODY = hashlib.sha256(b"").hexdigest()
@@ -44,12 +45,13 @@ class ApiKey:
     secret_sha256: str = field(repr=False)
     models: tuple[str, ...] | None = None
     priority: int = 0
+    tier: Tier = Tier.BRONZE
     role: AdminRole = AdminRole.NONE
 
     def account(self) -> Account:
         """Of a tenant that nobody has recorded: without limits, in an organisation of its own name."""
         key = KeyRecord(self.id, self.tenant, self.id, "", models=self.models, priority=self.priority, role=self.role)
-        return Account(Organisation(self.tenant), Tenant(self.tenant, self.tenant), key)
+        return Account(Organisation(self.tenant), Tenant(self.tenant, self.tenant, self.tier), key)
 
 
 def new_key(key_id: str, tenant: str, models: tuple[str, ...] | None = None) -> tuple[str, ApiKey]:
@@ -70,6 +72,7 @@ def dump_keys(server_secret: str, keys: Iterable[ApiKey]) -> str:
         {"id": key.id, "tenant": key.tenant, "secret_sha256": key.secret_sha256}
         | ({} if key.models is None else {"models": list(key.models)})
         | ({} if key.priority == 0 else {"priority": key.priority})
+        | ({} if key.tier is Tier.BRONZE else {"tier": key.tier.value})
         | ({} if key.role is AdminRole.NONE else {"role": key.role.value})
         for key in keys
     ]
@@ -82,9 +85,14 @@ class KeyRing:
     def __init__(self, server_secret: str, keys: Iterable[ApiKey]) -> None:
         self.secret = ServerSecret(server_secret)
         self._keys: dict[str, ApiKey] = {}
+        tiers: dict[str, Tier] = {}
         for key in keys:
             if key.id in self._keys:
                 raise ConfigError(f"keys: id {key.id!r} appears twice")
+            if tiers.setdefault(key.tenant, key.tier) is not key.tier:
+                raise ConfigError(
+                    f"keys: tenant {key.tenant!r} has keys of the tiers {tiers[key.tenant]} and {key.tier}"
+                )
             self._keys[key.id] = key
 
     def authenticate(self, presented: str | None) -> Principal:
@@ -127,7 +135,7 @@ def load_keys(path: Path) -> KeyRing:
 
 
 def _parse_key(entry: object, where: str) -> ApiKey:
-    table = _table(entry, where, {"id", "tenant", "secret_sha256", "models", "priority", "role"})
+    table = _table(entry, where, {"id", "tenant", "secret_sha256", "models", "priority", "tier", "role"})
     digest = _text(table, "secret_sha256", where).lower()
     if len(digest) != len(_NOBODY) or set(digest) - set("0123456789abcdef"):
         raise ConfigError(f"{where}.secret_sha256: must be {len(_NOBODY)} hex digits, got {len(digest)} characters")
@@ -146,7 +154,15 @@ def _parse_key(entry: object, where: str) -> ApiKey:
             check_name(f"{where}.{name}", value)
         except InvalidRequest as error:
             raise ConfigError(error.message) from error
-    return ApiKey(key_id, tenant, digest, allowed, _priority(table, where), _role(table, where))
+    tier, role = _tier(table, where), _role(table, where)
+    return ApiKey(key_id, tenant, digest, allowed, _priority(table, where), tier, role)
+
+
+def _tier(table: Mapping[str, object], where: str) -> Tier:
+    value = table.get("tier", Tier.BRONZE.value)
+    if value not in list(Tier):
+        raise ConfigError(f"{where}.tier: must be one of {', '.join(Tier)}, got {value!r}")
+    return Tier(value)
 
 
 def _priority(table: Mapping[str, object], where: str) -> int:

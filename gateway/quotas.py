@@ -55,7 +55,7 @@ async def shared_quotas(
         built = Quotas(
             callers=Callers(ring, accounts),
             admission=Admission(quota, local, clock=clock, ids=ids, meter=meter, policy=policy),
-            refusals=RefusalLog(refusals, clock),
+            refusals=RefusalLog(refusals, clock, meter),
             admin=Admin(AdminParts(records, quota, ledger, refusals, ring.secret, clock, served)),
         )
         async with built.refusals.written(), built.admission.running():

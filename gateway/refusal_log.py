@@ -10,6 +10,7 @@ from baton.core.admin_api import RefusalsApi
 from baton.core.background import background
 from baton.core.clock import Clock
 from baton.core.errors import QuotaExceeded, StateUnavailable
+from baton.core.telemetry import Meter
 from baton.core.types import QuotaClaim, RefusalNote
 
 WRITE_SECONDS = 0.1
@@ -18,12 +19,15 @@ WRITTEN_AT_ONCE = 500
 
 
 class RefusalLog:
-    def __init__(self, refusals: RefusalsApi, clock: Clock) -> None:
+    def __init__(self, refusals: RefusalsApi, clock: Clock, meter: Meter) -> None:
         self._refusals = refusals
         self._clock = clock
         self._waiting: deque[RefusalNote] = deque(maxlen=WAITING)
+        self._lost = meter.counter("quota_refusal_notes_lost", "Refusals that nobody can look up any more")
 
     def note(self, claim: QuotaClaim, error: QuotaExceeded) -> None:
+        if len(self._waiting) == WAITING:
+            self._lost.add()
         self._waiting.append(
             RefusalNote(
                 request_id=claim.request_id,
@@ -48,10 +52,15 @@ class RefusalLog:
                 await self.write()
 
     async def write(self) -> None:
-        """What waits; it is lost if Redis is away, which also refuses for other reasons."""
+        """What waits. StateUnavailable when Redis is away, which loses what was on its way there."""
         while self._waiting:
             count = min(len(self._waiting), WRITTEN_AT_ONCE)
-            await self._refusals.note([self._waiting.popleft() for _ in range(count)])
+            notes = [self._waiting.popleft() for _ in range(count)]
+            try:
+                await self._refusals.note(notes)
+            except StateUnavailable:
+                self._lost.add(count)
+                raise
 
     async def _write_again_and_again(self) -> None:
         while True:

@@ -14,6 +14,7 @@ from baton.core.errors import InvalidRequest, PermissionDenied, QuotaExceeded, S
 from baton.core.streams import closing
 from baton.core.tenancy import allows_model
 from baton.core.types import (
+    MAX_REQUEST_ID,
     GenerateChunk,
     GenerateRequest,
     ModelCard,
@@ -34,7 +35,7 @@ from gateway.quota_claims import Delivery, claim_of, enforced
 from gateway.refusal_log import RefusalLog
 from gateway.relay import Relay
 from gateway.running import RunningRequests
-from gateway.validate import MAX_REQUEST_ID, Limits, check_prompt, check_request, check_token_ids, fit_max_tokens
+from gateway.validate import Limits, check_prompt, check_request, check_token_ids, fit_max_tokens
 
 log = logging.getLogger(__name__)
 
@@ -158,6 +159,7 @@ class Gateway:
         prompt = await deadline.within(self._parts.prompts.prompt_ids(request, card), "the tokenizer")
         check_token_ids(request, prompt, card)
         max_tokens = fit_max_tokens(request, len(prompt), card, self._policy.limits)
+        tenant = principal.payer.tenant
         query = PlanQuery(
             request.request_id,
             card.model,
@@ -165,6 +167,9 @@ class Gateway:
             prompt_tokens=len(prompt),
             max_tokens=max_tokens,
             priority=principal.priority,
+            tier=tenant.tier,
+            pool=tenant.pool,
+            tenant_max_blocks=tenant.max_kv_blocks,
         )
         eos = frozenset[int]() if request.stop.ignore_eos else frozenset(card.eos_token_ids)
         base = TokenRequest(
@@ -177,6 +182,8 @@ class Gateway:
             prompt_logprobs=request.prompt_logprobs,
             priority=principal.priority,
             tenant=principal.tenant,
+            tier=tenant.tier,
+            tenant_max_blocks=tenant.max_kv_blocks,
             salt=principal.salt,
         )
         streams: list[ChoiceStream] = []

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.core.errors import InvalidRequest
-from baton.core.types import GenerateRequest, ModelCard, Sampling, StopRules
+from baton.core.types import MAX_REQUEST_ID, GenerateRequest, ModelCard, Sampling, StopRules
 from baton.text.stop_strings import check_stop_strings
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-MAX_REQUEST_ID = 128
 MAX_SEED = 2**64 - 1
 
 

@@ -83,6 +83,7 @@ class Stack:
     network: Callable[[], Network] = DirectNetwork
     tiers: Tiers = field(default_factory=NoTier)
     texts: dict[str, ModelText] = field(default_factory=dict)  # tokenizers by model name, for the gateway
+    labels: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by worker id
     workers: dict[str, StackWorker] = field(default_factory=dict)
 
     async def __aenter__(self) -> Stack:
@@ -146,7 +147,7 @@ class Stack:
             fleet=self.fleet,
             prompts=Prompts(self.texts),
             admission=memory_admission(clock),
-            refusals=RefusalLog(MemoryRefusals(), clock),
+            refusals=RefusalLog(MemoryRefusals(), clock, SilentMeter()),
             planner=self.planner,
             links=self.joined.decode,
             meter=SilentMeter(),
@@ -170,6 +171,7 @@ class Stack:
                 state=state,
                 card=worker.engine.card,
                 stats=worker.stats,
+                labels=self.labels.get(worker.me.worker_id, ()),
             )
             await self.registry.register(record, ttl=3600)
         await self._planner.refresh()
@@ -201,6 +203,7 @@ class Stack:
             request.tenant,
             len(request.prompt),
             request.stop.max_tokens,
+            tier=request.tier,
         )
         plan = await self.planner.plan(query)
         directed = DecodeRequest(request, plan.prefill, plan.local_prefill_max_tokens, plan.prefill_wait)

@@ -127,6 +127,11 @@ def limit(text: str) -> int | None:
         raise argparse.ArgumentTypeError(f"must be a whole number or none, got {text!r}") from error
 
 
+def label(text: str) -> str:
+    """``none`` lifts it. Whether it is one is for the gateway to say."""
+    return "" if text == NONE else text
+
+
 # --- printing ---------------------------------------------------------------------------------------------------------
 
 

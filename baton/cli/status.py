@@ -13,7 +13,7 @@ from typing import cast
 from baton.cli.state_dir import LaunchedProcess, StackRecord, is_alive
 from baton.cli.terminal import table
 from baton.core.errors import StateUnavailable
-from baton.core.types import EngineStats, ProcessRecord, WorkerState
+from baton.core.types import EngineStats, ProcessRecord, TierLoad, WorkerState
 from baton.state.config import StateConfig
 from baton.state.redis_client import connect
 from baton.state.registry import RedisRegistry
@@ -99,9 +99,25 @@ def _load(stats: EngineStats) -> dict[str, object]:
     counters = {
         name: getattr(stats, name)
         for name in (field.name for field in dataclasses.fields(stats))
-        if not name.endswith("_blocks") and name not in ("waiting", "running")
+        if not name.endswith("_blocks") and name not in ("waiting", "running", "tiers")
     }
-    return {"blocks": blocks, "queued": stats.waiting, "running": stats.running, "counters": counters}
+    return {
+        "blocks": blocks,
+        "queued": stats.waiting,
+        "running": stats.running,
+        "tenant_tiers": {load.tier.value: _of_tier(load) for load in stats.tiers},
+        "counters": counters,
+    }
+
+
+def _of_tier(load: TierLoad) -> dict[str, int]:
+    return {
+        "tenants": load.tenants,
+        "queued": load.waiting,
+        "running": load.running,
+        "blocks": load.blocks,
+        "preemptions": load.preemptions,
+    }
 
 
 def family(pid: int) -> list[int]:
@@ -136,12 +152,19 @@ def _tier(entry: dict[str, object]) -> str:
     return f"tier {memory}+{disk} MB, {stats['hits']} hits, {stats['misses']} misses"
 
 
+def _requests(entry: dict[str, object]) -> str:
+    """Running and queued ones; by tier, too, while there are any."""
+    tiers = cast("dict[str, dict[str, int]]", entry["tenant_tiers"])
+    by_tier = [f"{name} {load['running']}+{load['queued']}" for name, load in tiers.items() if load["tenants"]]
+    return f"{entry['running']}+{entry['queued']}" + (f" ({', '.join(by_tier)})" if by_tier else "")
+
+
 def as_table(processes: Sequence[dict[str, object]]) -> str:
     rows: list[list[str]] = []
     for entry in processes:
         blocks = cast(dict[str, int], entry.get("blocks") or {})
         load = "/".join(str(blocks[kind]) for kind in ("held", "cached", "free")) if blocks else _tier(entry)
-        running = f"{entry['running']}+{entry['queued']}" if "running" in entry else ""
+        running = _requests(entry) if "running" in entry else ""
         shown = [str(entry[name]) for name in ("id", "state", "pid", "address", "http_address", "resident_mb")]
         rows.append([*shown, running, load])
         rate = f"{entry['tokens_per_second']}" if "tokens_per_second" in entry else ""

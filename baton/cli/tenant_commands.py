@@ -9,6 +9,8 @@ from baton.cli.admin import (
     add,
     add_change,
     add_write,
+    label,
+    limit,
     moment,
     name_of,
     names,
@@ -39,7 +41,18 @@ ORGANISATION_OR_TENANT = (RecordKind.ORGANISATION, RecordKind.TENANT)
 NAME = "ORGANIZATION or ORGANIZATION/TENANT"
 KEY_NAME = "ORGANIZATION/TENANT/KEY"
 PAGE = 500
-FIELDS = ("tier", "models", "time_zone", "sharing_group", "away", "role", "priority", "expires_at")
+FIELDS = (
+    "tier",
+    "models",
+    "time_zone",
+    "sharing_group",
+    "away",
+    "max_kv_blocks",
+    "pool",
+    "role",
+    "priority",
+    "expires_at",
+)
 
 
 def add_commands(commands: Commands) -> None:
@@ -69,6 +82,10 @@ def _add_tenant_fields(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sharing-group", type=text, default=unsaid, help="tenants of one share prefix hits")
     policies = f"without Redis: one of {', '.join(AwayPolicy)}"
     parser.add_argument("--away", type=one_of(AwayPolicy), default=unsaid, help=policies)
+    cap = "it may hold of each worker at once; none: as the workers are set"
+    parser.add_argument("--max-kv-blocks", type=limit, default=unsaid, metavar="N", help=f"KV blocks that {cap}")
+    where = "label of the workers that its requests run on; none: as the planner is set"
+    parser.add_argument("--pool", type=label, default=unsaid, metavar="LABEL", help=where)
 
 
 def _add_key(actions: Commands) -> None:
@@ -98,7 +115,7 @@ def _add_key_fields(parser: argparse.ArgumentParser) -> None:
     unsaid = argparse.SUPPRESS
     parser.add_argument("--role", type=one_of(AdminRole), default=unsaid, help=f"one of {', '.join(AdminRole)}")
     parser.add_argument("--models", type=names, default=unsaid, metavar="A,B", help="may be used; none: its tenant's")
-    parser.add_argument("--priority", type=int, default=unsaid, help="higher goes first in every queue")
+    parser.add_argument("--priority", type=int, default=unsaid, help="higher goes first among its tenant's")
     parser.add_argument("--expires-at", type=moment, default=unsaid, metavar="TIME", help="when it ends by itself")
 
 

@@ -341,7 +341,8 @@ class EngineApi(Protocol):
         ...
 
     def reserve(self, request: TokenRequest, compute_up_to: int = 0) -> AbstractAsyncContextManager[Reservation]:
-        """Admit: hold blocks for the context and the growth window, sharing prefix hits. Waits its turn by priority.
+        """Admit: hold blocks for the context and the growth window, sharing prefix hits. Waits its turn among
+        tenants and tiers.
 
         With at most ``compute_up_to`` uncached context tokens the engine begins to compute them at once: the caller,
         who would only have answered ``decode(None)``, is spared a round trip and calls it to listen.

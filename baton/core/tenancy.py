@@ -6,11 +6,13 @@ import re
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from baton.core.errors import InvalidRequest
-from baton.core.types import Account, KeyRecord, Limits, Metric, ModelLimits, Organisation, Tenant
+from baton.core.pools import LABEL
+from baton.core.types import Account, KeyRecord, Limits, Metric, ModelLimits, Organisation, TenancyRecord, Tenant
 
 MAX_LIMIT = 10**12  # sums of a month stay exact in the 53 bits that Redis scripts count with
 MAX_PRIORITY = 100
 MAX_MODEL_NAME = 256
+MAX_KV_BLOCKS = 2**31 - 1
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _NAME_RULE = "must be 1 to 63 of a-z, 0-9, '.', '_' and '-', beginning with a letter or digit"
@@ -62,8 +64,25 @@ def check_tenant(tenant: Tenant) -> None:
     check_time_zone("tenant.time_zone", tenant.time_zone)
     if tenant.sharing_group:
         check_name("tenant.sharing_group", tenant.sharing_group)
+    if tenant.max_kv_blocks is not None and not 1 <= tenant.max_kv_blocks <= MAX_KV_BLOCKS:
+        rule = f"must be from 1 to {MAX_KV_BLOCKS}"
+        raise InvalidRequest.out_of_range("tenant.max_kv_blocks", tenant.max_kv_blocks, rule)
+    if tenant.pool and not LABEL.fullmatch(tenant.pool):
+        rule = f"must be a label of the form {LABEL.pattern}"
+        raise InvalidRequest.out_of_range("tenant.pool", repr(tenant.pool[:100]), rule)
     _check_models("tenant.models", tenant.models)
     _check_level("tenant", tenant.limits, tenant.model_limits)
+
+
+def check_record(record: TenancyRecord) -> None:
+    """By the check of its kind."""
+    match record:
+        case Organisation():
+            check_organisation(record)
+        case Tenant():
+            check_tenant(record)
+        case KeyRecord():
+            check_key(record)
 
 
 def check_key(key: KeyRecord) -> None:

@@ -12,9 +12,14 @@ import xxhash
 DIGEST_BYTES = 16
 
 
+def xxh3_digest(block: bytes | memoryview, ordinal: int) -> bytes:
+    """16 bytes: XXH3, seeded with the block's place in the sequence, where another block's bytes are wrong."""
+    return xxhash.xxh3_128_digest(block, seed=ordinal)
+
+
 class BlockCopy(Protocol):
-    """A pool is a view of whole blocks of ``size`` bytes; a digest is 16 bytes, XXH3 seeded with the block's place in
-    the sequence, which is ``first_ordinal`` for the first one. Other threads go on meanwhile."""
+    """A pool is a view of whole blocks of ``size`` bytes. Digests are those of ``xxh3_digest``, of places in the
+    sequence from ``first_ordinal`` on. Other threads go on meanwhile."""
 
     def copy(
         self,
@@ -50,12 +55,12 @@ class PlainBlockCopy:
         for ordinal, (block, origin) in enumerate(zip(blocks, source_blocks, strict=True), first_ordinal):
             stored = into[block * size : (block + 1) * size]
             np.copyto(stored, out_of[origin * size : (origin + 1) * size])
-            digests.append(xxhash.xxh3_128_digest(stored.data, seed=ordinal))
+            digests.append(xxh3_digest(stored.data, ordinal))
         return tuple(digests)
 
     def digests(self, source: memoryview, blocks: Sequence[int], size: int, first_ordinal: int) -> tuple[bytes, ...]:
         return tuple(
-            xxhash.xxh3_128_digest(source[block * size : (block + 1) * size], seed=ordinal)
+            xxh3_digest(source[block * size : (block + 1) * size], ordinal)
             for ordinal, block in enumerate(blocks, first_ordinal)
         )
 

@@ -81,8 +81,8 @@ class BlockPool:
 
     def allocate(self, hashes: Iterable[bytes], count: int) -> Allocation | None:
         """``count`` blocks of which as many leading ones as possible are cached under ``hashes``; None: too few."""
-        shared = self._match(hashes)
-        if not self._suffices(shared, count):
+        shared = self.found(hashes)
+        if self._shortage(shared, count) > 0:
             return None
         for block in shared:
             self._hold(block)
@@ -90,7 +90,15 @@ class BlockPool:
 
     def can_allocate(self, hashes: Iterable[bytes], count: int) -> bool:
         """Whether ``allocate`` would succeed now."""
-        return count <= self.available or self._suffices(self._match(hashes), count)
+        return count <= self.available or self.shortage(hashes, count) <= 0
+
+    def shortage(self, hashes: Iterable[bytes], count: int) -> int:
+        """How many blocks ``allocate`` lacks now; 0 or less: none."""
+        return self._shortage(self.found(hashes), count)
+
+    def exclusive(self, blocks: Iterable[int]) -> int:
+        """How many of a live sequence's blocks nobody else refers to."""
+        return sum(self._references[block] == 1 for block in blocks)
 
     def grow(self) -> int | None:
         """One more block, or None when every block is held."""
@@ -148,7 +156,7 @@ class BlockPool:
 
     def leading(self, names: Sequence[bytes]) -> list[int]:
         """The blocks of the leading ``names`` that are in the prefix cache. Nothing is held: use them at once."""
-        return self._match(names)
+        return self.found(names)
 
     def names(self) -> tuple[bytes, ...]:
         """Every hash in the prefix cache, as of the last change plus what is pending."""
@@ -164,7 +172,8 @@ class BlockPool:
         self._pending.clear()
         return BlockChange(self._sequence, added, removed)
 
-    def _match(self, hashes: Iterable[bytes]) -> list[int]:
+    def found(self, hashes: Iterable[bytes]) -> list[int]:
+        """The blocks that ``allocate`` would share: those of as many leading hashes as are known."""
         found: list[int] = []
         for content in hashes:
             block = self._block_of.get(content)
@@ -173,9 +182,9 @@ class BlockPool:
             found.append(block)
         return found
 
-    def _suffices(self, shared: Sequence[int], count: int) -> bool:
+    def _shortage(self, shared: Sequence[int], count: int) -> int:
         idle = sum(block in self._idle for block in shared)  # to be held by this very request: not available to it
-        return count - len(shared) <= self.available - idle
+        return count - len(shared) - (self.available - idle)
 
     def _hold(self, block: int) -> None:
         if block in self._idle:

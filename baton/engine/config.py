@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from baton.core.errors import ConfigError
+from baton.core.types import Tier
+from baton.engine.tiers import DEFAULT_TIERS, TierPolicy, parse_tiers
 
 # Where the defaults below, which suit a CPU, do not suit a GPU.
 CUDA_DEFAULTS: Mapping[str, float] = {
@@ -46,6 +48,12 @@ class EngineConfig:
     max_running: int = 64  # sequences in one step
     max_waiting: int = 256  # bounded queue before admission; full means Overloaded
     growth_window: int = 256  # output tokens whose blocks are reserved at admission
+    tiers: tuple[str, ...] = DEFAULT_TIERS  # TIER=WEIGHT:RESERVED:BOUND, see TierPolicy
+    # A tier that nobody has used for so long reserves nothing of what could not be taken back at once.
+    reserve_idle_seconds: float = 10.0
+    tenant_block_share: float = 1.0  # of the pool, that one tenant may hold; one request alone always fits
+    prompt_token_weight: float = 1.0  # what a tenant is charged for a prompt token that is computed
+    output_token_weight: float = 2.0  # and for a token that is drawn
     cache_keep_share: float = 0.25  # of the pool, that blocks of class keep may fill when nobody uses them; 0: none
     gpu_memory_share: float = 0.9  # of the GPU's memory that may be in use, by this engine and others together
     kernel_cache: str = "~/.cache/baton"  # GPU kernels that were compiled, products that were measured
@@ -84,6 +92,18 @@ class EngineConfig:
             self._require(getattr(self, key) >= 1, key, "must be at least 1")
         for key in ("kv_cache_mb", "kv_blocks", "growth_window", "fake_step_ms", "tpot_target_ms"):
             self._require(getattr(self, key) >= 0, key, "must not be negative")
+        self._check_shares()
+
+    def tier_policies(self) -> dict[Tier, TierPolicy]:
+        """Parsed ``tiers``."""
+        return parse_tiers(self.tiers)
+
+    def _check_shares(self) -> None:
+        self.tier_policies()
+        self._require(0 < self.tenant_block_share <= 1, "tenant_block_share", "must be above 0 and at most 1")
+        self._require(self.reserve_idle_seconds >= 0, "reserve_idle_seconds", "must not be negative")
+        for key in ("prompt_token_weight", "output_token_weight"):
+            self._require(0 < getattr(self, key) < float("inf"), key, "must be above 0 and finite")
 
     def _check_speculation(self) -> None:
         self._require(self.speculation in ("off", "ngram", "model"), "speculation", "must be off, ngram or model")

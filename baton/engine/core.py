@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Sequence as Blocks
 
 from baton.core.clock import Clock
-from baton.core.errors import BatonError, Expired, InvalidRequest, TransferRejected
+from baton.core.errors import BatonError, InvalidRequest, TransferRejected
 from baton.core.types import EngineStats, FilledBlocks, FinishReason, FirstToken, TokenChunk, TokenLogprob, TokenRequest
 from baton.engine.block_access import BlockAccess
 from baton.engine.blocks import BlockPool
@@ -39,10 +39,11 @@ from baton.engine.messages import (
     Streamed,
 )
 from baton.engine.runner import DrawnToken, Part, PartDetail, Runner
-from baton.engine.scheduler import Flight, Scheduler
+from baton.engine.scheduler import Scheduler
 from baton.engine.sequence import Sequence, Stage, Work
 from baton.engine.sharedpool import PeerPools
 from baton.engine.speculation import Speculator
+from baton.engine.step import Flight
 
 NO_DETAIL = PartDetail()
 NO_PEERS = PeerPools(None)
@@ -109,6 +110,7 @@ class EngineCore:
             prompt_tokens_cached=self._prompt_cached,
             tokens_generated=self._generated,
             preemptions=self._scheduler.preemptions,
+            tiers=self._scheduler.tier_loads,
             host_seconds=self._host_seconds,
             device_seconds=times.device,
             device_idle_seconds=times.device_idle,
@@ -141,9 +143,12 @@ class EngineCore:
 
     def admit(self) -> None:
         """End what has expired and give blocks to those who wait for them."""
-        for sequence in self._scheduler.expired():
-            self._fail(sequence, Expired("the request's deadline passed in the engine"))
-        for sequence in self._scheduler.admit():
+        for sequence, error in self._scheduler.expired():
+            self._fail(sequence, error)
+        admitted, preempted = self._scheduler.admit()
+        for sequence in preempted:
+            self._runner.forget(sequence.key)
+        for sequence in admitted:
             self._on_admitted(sequence)
 
     def run(self) -> bool:
@@ -195,11 +200,13 @@ class EngineCore:
             self._limits.check(request)
             deadline = None if request.timeout is None else self._clock.now() + request.timeout
             sequence = Sequence(key, work, request, self._card, deadline=deadline, compute_up_to=compute_up_to)
-            self._scheduler.submit(sequence)
+            gives_way = self._scheduler.submit(sequence)
         except BatonError as error:
             self._events.append(Failed(key, error))
-        else:
-            self._live[key] = sequence
+            return
+        self._live[key] = sequence
+        if gives_way is not None:
+            self._fail(gives_way, self._scheduler.overloaded())
 
     def _start(self, key: int, first: FirstToken | None) -> None:
         sequence = self._live.get(key)
@@ -219,7 +226,7 @@ class EngineCore:
         if finish is None:
             self._scheduler.start(sequence)
         else:
-            self._finish(sequence, TokenChunk(finish=finish, usage=sequence.usage()))
+            self._tell(sequence, TokenChunk(finish=finish, usage=sequence.usage()))
 
     def _import(self, command: Import) -> None:
         sequence = self._live.get(command.key)
@@ -349,10 +356,8 @@ class EngineCore:
         self._speculator.learn(sequence, len(part.drafts), kept - 1)
         token_ids = tuple(token.token_id for token in drawn[:kept])
         logprobs = tuple(token.logprob for token in drawn[:kept] if token.logprob is not None)
-        if finish is None:
-            self._events.append(Streamed(sequence.key, TokenChunk(token_ids, logprobs)))
-        else:
-            self._finish(sequence, TokenChunk(token_ids, logprobs, finish=finish, usage=sequence.usage()))
+        usage = None if finish is None else sequence.usage()
+        self._tell(sequence, TokenChunk(token_ids, logprobs, finish=finish, usage=usage))
 
     def _stream(
         self,
@@ -365,21 +370,15 @@ class EngineCore:
         is_first: bool,
     ) -> None:
         """A chunk with more than a bare token. Usage is in the first one computed here, and in the last."""
-        chunk = TokenChunk(
-            token_ids=(token_id,),
-            logprobs=() if logprob is None else (logprob,),
-            prompt_logprobs=prompt_logprobs,
-            finish=finish,
-            usage=sequence.usage() if is_first or finish is not None else None,
-        )
-        if finish is None:
-            self._events.append(Streamed(sequence.key, chunk))
-        else:
-            self._finish(sequence, chunk)
+        logprobs = () if logprob is None else (logprob,)
+        usage = sequence.usage() if is_first or finish is not None else None
+        self._tell(sequence, TokenChunk((token_id,), logprobs, prompt_logprobs, finish, usage))
 
-    def _finish(self, sequence: Sequence, chunk: TokenChunk) -> None:
+    def _tell(self, sequence: Sequence, chunk: TokenChunk) -> None:
+        """The sequence ends with the chunk that says so."""
         self._events.append(Streamed(sequence.key, chunk))
-        self._end(sequence)
+        if chunk.finish is not None:
+            self._end(sequence)
 
     def _fail(self, sequence: Sequence, error: BatonError) -> None:
         self._events.append(Failed(sequence.key, error))

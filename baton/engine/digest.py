@@ -71,8 +71,7 @@ def are_strong(digests: Sequence[bytes]) -> bytes:
 
 def fits_words(layout: KvFormat, word: int = WORD) -> bool:
     """Whether a token slot of one head is made of whole words of ``word`` bytes, which filled slots are counted in."""
-    slots = layout.layers * 2 * layout.kv_heads * layout.block_size
-    return layout.block_bytes // slots % word == 0
+    return layout.slot_bytes % word == 0
 
 
 def _lane_sum(words: NDArray[np.uint64], positions: NDArray[np.uint64], key: np.uint64, lane: Lane) -> int:

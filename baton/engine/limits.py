@@ -76,9 +76,11 @@ class EngineLimits:
 
 
 def _check_directives(request: TokenRequest) -> None:
-    chunk, keep = request.max_chunk_tokens, request.cache.keep_tokens
-    if chunk is not None and chunk < 1:
-        raise InvalidRequest.out_of_range("max_chunk_tokens", chunk, "must be at least 1")
+    keep = request.cache.keep_tokens
+    for name in ("max_chunk_tokens", "tenant_max_blocks"):
+        value = getattr(request, name)
+        if value is not None and value < 1:
+            raise InvalidRequest.out_of_range(name, value, "must be at least 1")
     if keep < 0:
         raise InvalidRequest.out_of_range("keep_tokens", keep, "must not be negative")
 

@@ -6,6 +6,9 @@ steps themselves, so a budget follows the model, the machine, the batch and the 
 
 from __future__ import annotations
 
+from collections import deque
+from typing import NamedTuple
+
 LEARNING = 0.25  # weight of the newest step
 WHOLE_WEIGHT_TOKENS = 512  # of prompts in a step; fewer teach less, for what every step costs weighs more in them
 # Fewer, or less than this share of what a step has room for, say only how cheap a token is at most: every step costs
@@ -17,6 +20,12 @@ UNMEASURED_TOKENS = 256  # of prompts, in a step beside rows, before any chunk h
 LEAST_TOKENS = 64  # the same, when the rows alone take too long: prompts go on, slowly
 
 
+class _Launch(NamedTuple):
+    at: float
+    rows: int
+    chunk_tokens: int
+
+
 class StepPace:
     """``target_seconds``: what a step with decode rows should take at most, 0: whatever it takes; ``most``: tokens that
     a step has room for."""
@@ -26,8 +35,21 @@ class StepPace:
         self._most = most
         self._telling = min(TELLING_TOKENS, int(TELLING_SHARE * most))
         self._token_seconds = 0.0  # for each token of a prompt; 0: not measured yet
+        self._launches: deque[_Launch] = deque()  # steps in flight
+        self._landed_at = 0.0
         self.row_seconds = 0.0
         """A step of decode rows alone; 0: not measured yet."""
+
+    def launched(self, rows: int, tokens: int, now: float) -> None:
+        """A step of ``rows`` decode rows and ``tokens`` of prompts; ``landed`` follows for each, in order."""
+        self._launches.append(_Launch(now, rows, tokens))
+
+    def landed(self, now: float) -> None:
+        """The oldest step has been computed. It took the time since it was launched, or since the one before it
+        landed."""
+        launch = self._launches.popleft()
+        self.learn(launch.rows, launch.chunk_tokens, now - max(launch.at, self._landed_at))
+        self._landed_at = now
 
     def learn(self, rows: int, tokens: int, seconds: float) -> None:
         """A step of ``rows`` decode rows and ``tokens`` of prompts has taken ``seconds``."""

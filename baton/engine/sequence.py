@@ -18,6 +18,8 @@ from baton.core.types import (
 )
 from baton.engine.blocks import Allocation
 from baton.engine.runner import Draw, Part
+from baton.engine.share import TenantShare
+from baton.engine.tiers import PLACE
 
 
 class Work(StrEnum):
@@ -44,6 +46,8 @@ class Sequence:
     still to be launched, 1 in steady decoding: the token drawn last.
     """
 
+    share: TenantShare  # what its tenant has had; set when it is submitted
+
     def __init__(
         self,
         key: int,
@@ -62,6 +66,14 @@ class Sequence:
         self.stage = Stage.WAITING
         self.arrival = 0
         self.preemptions = 0
+        self.submitted_at = 0.0
+        self.waiting_since = 0.0
+        self.output_when_queued = -1  # tokens that it had when its waiting began
+        self.was_rescued = False  # admitted for having waited too long
+        self.charged_to = 0  # leading tokens that its tenant was charged for, or that cost it nothing
+        self.charged_output = 0  # drawn tokens that its tenant was charged for
+        self.promised = 0  # admitted tokens still to be computed and charged
+        self.fixed_blocks = 0  # held in a way that cannot be preempted
         self.context = [*request.prompt, *request.generated]
         self.length = len(self.context)
         self.launched = 0
@@ -82,7 +94,7 @@ class Sequence:
         self.max_chunk = request.max_chunk_tokens or card.context_length  # tokens of it in one step
         self._cache_class = request.cache.cache_class
         self._keep_blocks = min(request.cache.keep_tokens, self.prompt_length) // self.block_size
-        self._first_output = len(self.context)
+        self.first_output = len(self.context)
         stop = request.stop
         self._full_length = self.prompt_length + stop.max_tokens
         self._computable = self.length if self.is_prefill else self._full_length - 1
@@ -94,9 +106,9 @@ class Sequence:
         self._early_draw = Draw(request.sampling, self.prompt_length, tuple(sorted(self._stop_ids)), request.logprobs)
 
     @property
-    def rank(self) -> tuple[int, int]:
-        """Scheduling order, lowest first: priority, then arrival."""
-        return (-self.request.priority, self.arrival)
+    def rank(self) -> tuple[int, int, int]:
+        """Lowest first: tier, then priority, then arrival. Who is preempted is the last by it."""
+        return (PLACE[self.request.tier], -self.request.priority, self.arrival)
 
     @property
     def output_tokens(self) -> int:
@@ -214,7 +226,7 @@ class Sequence:
             if end < self._computable:
                 self.length = end + 1
         alternatives = self.request.prompt_logprobs
-        if alternatives is None or start >= self._first_output or self.delivered:
+        if alternatives is None or start >= self.first_output or self.delivered:
             return Part(self.key, self.context, start, end, self.blocks, draw, window=self._window)
         targets = self.request.prompt[start + 1 : end + 1]
         return Part(self.key, self.context, start, end, self.blocks, draw, alternatives, targets, self._window)
@@ -269,11 +281,12 @@ class Sequence:
             raise TransferRejected(f"imported blocks: must be between {self.hits + 1} and {most}, got {block_count}")
         self.hits = block_count
         self.launched = self.cached_tokens = block_count * self.block_size
+        self.charged_to = max(self.charged_to, self.launched)
         return self.advance(self.launched)
 
     def import_context(self, first: FirstToken) -> FinishReason | None:
         """All of the context was written to the blocks by another worker, which also drew ``first``."""
-        self.computed = self.launched = len(self.context)
+        self.computed = self.launched = self.charged_to = len(self.context)
         self.cached_tokens = first.usage.cached_tokens
         self.length = min(self.computed + 1, self._computable)
         return self.accept(first.token_id)

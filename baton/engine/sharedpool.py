@@ -16,11 +16,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, pairwise
 
-import xxhash
-
 from baton.core.errors import TransportUnavailable
 from baton.core.types import KvFormat
-from baton.engine.blockcopy import PLAIN, BlockCopy
+from baton.engine.blockcopy import PLAIN, BlockCopy, xxh3_digest
 
 SHARE_BYTES = 2 << 20  # at least, of a pull that several threads share
 
@@ -94,7 +92,7 @@ class PoolMemory:
         size, last = self.layout.block_bytes, first_ordinal + len(blocks) - 1
         target = self.view[blocks[-1] * size : (blocks[-1] + 1) * size]
         _copy_slots(target, source[source_blocks[-1] * size : (source_blocks[-1] + 1) * size], self.layout, filled)
-        return (*whole, block_digest(target, last, self.layout, filled))
+        return (*whole, packed_digest(target, last, self.layout, filled))
 
     def _copied(
         self, blocks: Sequence[int], source: memoryview, source_blocks: Sequence[int], first_ordinal: int
@@ -220,17 +218,16 @@ def shared_pool_memory(
         return None
 
 
-def block_digest(block: memoryview, ordinal: int, layout: KvFormat, filled: int) -> bytes:
+def packed_digest(block: memoryview, ordinal: int, layout: KvFormat, filled: int) -> bytes:
     """16 bytes: XXH3 of the ``filled`` slots as they travel, seeded with the block's place in the sequence."""
-    return xxhash.xxh3_128_digest(filled_slots(block, layout, filled), seed=ordinal)
+    return xxh3_digest(packed_block(block, layout, filled), ordinal)
 
 
-def filled_slots(block: memoryview, layout: KvFormat, filled: int) -> bytes | memoryview:
-    """[layers, 2, kv_heads, filled, head_dim] of one block."""
+def packed_block(block: memoryview, layout: KvFormat, filled: int) -> bytes | memoryview:
+    """One block as it travels: [layers, 2, kv_heads, filled, head_dim]."""
     if filled == layout.block_size:
         return block
-    run = layout.block_bytes // (layout.layers * 2 * layout.kv_heads)
-    kept = run // layout.block_size * filled
+    run, kept = layout.slot_bytes * layout.block_size, layout.slot_bytes * filled
     return b"".join(block[start : start + kept] for start in range(0, len(block), run))
 
 
@@ -243,8 +240,7 @@ def copy_block(source: memoryview, target: memoryview, layout: KvFormat, filled:
 
 
 def _copy_slots(target: memoryview, source: memoryview, layout: KvFormat, filled: int) -> None:
-    run = layout.block_bytes // (layout.layers * 2 * layout.kv_heads)
-    kept = run // layout.block_size * filled
+    run, kept = layout.slot_bytes * layout.block_size, layout.slot_bytes * filled
     target[:] = bytes(len(target))
     for start in range(0, len(target), run):
         target[start : start + kept] = source[start : start + kept]

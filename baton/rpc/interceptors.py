@@ -22,13 +22,13 @@ from baton.core.clock import Ids
 from baton.core.errors import BatonError, Cancelled, InvalidRequest, QuotaExceeded, Unauthenticated
 from baton.core.streams import closing
 from baton.core.telemetry import Tracer, log_context
+from baton.core.types import MAX_REQUEST_ID
 from baton.rpc.calls import Calls
 from baton.rpc.channels import AUTHORIZATION_KEY, REQUEST_ID_KEY, TRACEPARENT_KEY, bearer, same_secret
 from baton.rpc.errors import being_cancelled, status_code, trailing_metadata, unexpected
 from baton.rpc.rate_limits import refused_metadata, retry_metadata
 
 HEALTH_SERVICE: Final = "grpc.health.v1.Health"
-MAX_REQUEST_ID: Final = 128
 
 _log = logging.getLogger(__name__)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 from bisect import bisect_right
 from collections.abc import Sequence
 from importlib import resources
@@ -13,7 +12,7 @@ from redis.asyncio import Redis
 
 from baton.core.clock import Clock
 from baton.core.errors import AlreadyExists, BatonError, Conflict, InvalidRequest, NotFound
-from baton.core.tenancy import check_key, check_organisation, check_tenant
+from baton.core.tenancy import check_record
 from baton.core.types import (
     AuditEntry,
     Commit,
@@ -27,7 +26,7 @@ from baton.core.types import (
 )
 from baton.state.config import StateConfig
 from baton.state.redis_client import within_budget
-from baton.state.tenancy import MemoryTenancy, RedisTenancy
+from baton.state.tenancy import MemoryTenancy, RedisTenancy, new_etag
 from baton.state.tenancy_records import decode, encode
 
 REMEMBER_SECONDS = 86_400  # a request id, and the answer to its call
@@ -182,16 +181,9 @@ class MemoryRecords(MemoryTenancy):
 def _checked(commit: Commit) -> list[str]:
     """New etags for the changes, none of which stores what makes no sense."""
     for change in commit.changes:
-        match change.after:
-            case Organisation():
-                check_organisation(change.after)
-            case Tenant():
-                check_tenant(change.after)
-            case KeyRecord():
-                check_key(change.after)
-            case None:
-                pass
-    return [secrets.token_hex(8) for _ in commit.changes]
+        if change.after is not None:
+            check_record(change.after)
+    return [new_etag() for _ in commit.changes]
 
 
 def _leaving(commit: Commit, parent: ResourceName) -> int:

@@ -6,7 +6,17 @@ import dataclasses
 import json
 from typing import Any, cast
 
-from baton.core.types import EngineStats, KvFormat, ModelCard, ProcessRecord, Role, TierStats, WorkerState
+from baton.core.types import (
+    EngineStats,
+    KvFormat,
+    ModelCard,
+    ProcessRecord,
+    Role,
+    Tier,
+    TierLoad,
+    TierStats,
+    WorkerState,
+)
 
 
 def encode_record(record: ProcessRecord) -> bytes:
@@ -21,11 +31,33 @@ def decode_record(data: bytes) -> ProcessRecord:
         known["role"] = Role(fields["role"])
         known["state"] = WorkerState(fields["state"])
         known["card"] = _card(fields["card"]) if fields.get("card") else None
-        known["stats"] = EngineStats(**_numbers(EngineStats, fields.get("stats") or {}))
-        known["tier"] = TierStats(**_numbers(TierStats, fields["tier"])) if fields.get("tier") else None
+        known["labels"] = tuple(fields.get("labels", ()))
+        known["pools"] = tuple(fields.get("pools", ()))
+        known["stats"] = _stats(fields.get("stats") or {})
+        known["tier"] = TierStats(**_figures(_known(TierStats, fields["tier"]))) if fields.get("tier") else None
         return ProcessRecord(**known)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a process record: {error}") from error
+
+
+def _stats(fields: dict[str, Any]) -> EngineStats:
+    known = _figures(_known(EngineStats, fields), "tiers")
+    known["tiers"] = tuple(_tier_load(load) for load in fields.get("tiers", ()) if load["tier"] in set(Tier))
+    return EngineStats(**known)
+
+
+def _tier_load(fields: dict[str, Any]) -> TierLoad:
+    known = _figures(_known(TierLoad, fields), "tier")
+    known["tier"] = Tier(fields["tier"])
+    return TierLoad(**known)
+
+
+def _figures(known: dict[str, Any], *others: str) -> dict[str, Any]:
+    """All but ``others`` have to be numbers: planning calculates with them, and one bad record must not end it."""
+    for name, value in known.items():
+        if name not in others and not isinstance(value, int | float):
+            raise TypeError(f"{name}: must be a number, got {value!r}")
+    return known
 
 
 def _card(fields: dict[str, Any]) -> ModelCard:
@@ -34,15 +66,6 @@ def _card(fields: dict[str, Any]) -> ModelCard:
     known["eos_token_ids"] = tuple(fields["eos_token_ids"])
     known["modules"] = tuple(fields.get("modules", ()))
     return ModelCard(**known)
-
-
-def _numbers(kind: type, fields: dict[str, Any]) -> dict[str, Any]:
-    """Whoever decides by them calculates with them: one bad record must not end all planning."""
-    known = _known(kind, fields)
-    for name, value in known.items():
-        if not isinstance(value, int | float):
-            raise TypeError(f"{name}: must be a number, got {value!r}")
-    return known
 
 
 def _known(kind: type, fields: dict[str, Any]) -> dict[str, Any]:

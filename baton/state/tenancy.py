@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import secrets
 from importlib import resources
-from typing import TypeVar, cast
+from typing import cast
 
 from redis.asyncio import Redis
 
 from baton.core.errors import Conflict, StateUnavailable
 from baton.core.tenancy import check_key, check_organisation, check_tenant
-from baton.core.types import Account, KeyRecord, Organisation, Tenant
+from baton.core.types import ANY_ETAG, Account, KeyRecord, Organisation, Tenant
 from baton.state.config import StateConfig
 from baton.state.redis_client import within_budget
-from baton.state.tenancy_records import decode, encode
-
-ANY_ETAG = "*"
-
-Record = TypeVar("Record", Organisation, Tenant, KeyRecord)
+from baton.state.tenancy_records import Record, decode, encode
 
 
 class RedisTenancy:
@@ -72,7 +68,7 @@ class RedisTenancy:
         return None if data is None or etag is None else (_read(kind, data), etag.decode())
 
     async def _write(self, name: str, subject: str, data: bytes, etag: str) -> str:
-        fresh = _new_etag()
+        fresh = new_etag()
         call = self._client.eval(self._put, 1, self._key(name, subject), etag, fresh, data)  # pyright: ignore
         answer = cast("int | bytes", await within_budget(call, self._config, f"write {name} {subject}"))  # pyright: ignore
         if isinstance(answer, bytes):
@@ -126,12 +122,12 @@ class MemoryTenancy:
         _, found = self._records.get((name, subject), (b"", ""))
         if etag not in {ANY_ETAG, found}:
             raise _conflict(name, subject, etag, found)
-        fresh = _new_etag()
+        fresh = new_etag()
         self._records[name, subject] = data, fresh
         return fresh
 
 
-def _new_etag() -> str:
+def new_etag() -> str:
     return secrets.token_hex(8)
 
 

@@ -8,9 +8,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from baton.core.errors import AlreadyExists, Conflict, InvalidRequest, NotFound
-from baton.core.tenancy import check_key, check_name, check_organisation, check_tenant
+from baton.core.tenancy import check_name, check_record
 from baton.core.types import (
     ANY_ETAG,
+    MAX_REQUEST_ID,
     Account,
     Commit,
     Committed,
@@ -29,7 +30,6 @@ from baton.state.tenancy_records import encode
 from gateway.admin.merging import merged, paths_of
 from gateway.admin.parts import AdminParts, find
 from gateway.admin.rights import actor, check_fields, check_granted, check_platform, check_writes
-from gateway.validate import MAX_REQUEST_ID
 
 ATTEMPTS = 5  # for a writer that takes whichever etag there is
 MAX_DELETED = 1000  # records in one step
@@ -208,7 +208,7 @@ class AdminChanges:
             if not change.expected and await self._exists(change.name):
                 raise AlreadyExists(f"{change.name}: a {change.name.kind} of the id {change.name.id!r} exists already")
             if change.after is not None:
-                _check_record(change.after)
+                check_record(change.after)
         leaving = {change.name for change in commit.changes if change.after is None}
         for name in commit.emptied:
             if left := [
@@ -259,7 +259,7 @@ class AdminChanges:
 
     def _check(self, record: TenancyRecord, before: TenancyRecord | None) -> None:
         """Raises InvalidRequest for what makes no sense, and for models new to the record that nobody serves."""
-        _check_record(record)
+        check_record(record)
         served = self._parts.served()
         new = _models(record) - (_models(before) if before is not None else frozenset())
         unknown = sorted(new - frozenset(served)) if served is not None else []
@@ -279,16 +279,6 @@ def _steady(what: object) -> object:
 def _check_kind(name: ResourceName, record: TenancyRecord, *kinds: RecordKind) -> None:
     if name.kind not in kinds or not isinstance(record, KINDS[name.kind]):
         raise InvalidRequest.out_of_range("name", repr(str(name)), f"must name a {type(record).__name__.lower()}")
-
-
-def _check_record(record: TenancyRecord) -> None:
-    match record:
-        case Organisation():
-            check_organisation(record)
-        case Tenant():
-            check_tenant(record)
-        case KeyRecord():
-            check_key(record)
 
 
 def _models(record: TenancyRecord) -> frozenset[str]:

@@ -12,7 +12,7 @@ from baton.core.types import KeyRecord, Limits, Organisation, TenancyRecord, Ten
 EVERYTHING = "*"
 _MUTABLE: dict[type, tuple[str, ...]] = {
     Organisation: ("limits", "model_limits", "time_zone"),
-    Tenant: ("tier", "limits", "model_limits", "models", "time_zone", "sharing_group", "away"),
+    Tenant: ("tier", "limits", "model_limits", "models", "time_zone", "sharing_group", "away", "max_kv_blocks", "pool"),
     KeyRecord: ("expires_at", "limits", "model_limits", "models", "priority", "role"),
 }
 _LIMITS = tuple(field.name for field in dataclasses.fields(Limits))

@@ -2,7 +2,8 @@
 
 A platform admin may do everything. A tenant admin looks after its own tenant: its keys, and the quotas of the tenant
 and of its keys; what the organisation allows stands above them and is the platform's, as are tier, models, sharing
-group and outage policy. A viewer looks at its own tenant. A key without a role is for requests only.
+group, outage policy, pool and cap on KV blocks. A viewer looks at its own tenant. A key without a role is for requests
+only.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def check_fields(caller: Account, name: ResourceName, fields: Iterable[str]) -> 
 
 
 def check_granted(caller: Account, key: KeyRecord) -> None:
-    """Nobody gives a key more than it has: neither a role nor a place further ahead in every queue."""
+    """Nobody gives a key more than it has: neither a role nor a place further ahead."""
     if is_platform(caller):
         return
     if key.role not in GRANTABLE:

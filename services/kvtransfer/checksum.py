@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import xxhash
 
 from baton.core.errors import CorruptTransfer
+from baton.engine.blockcopy import xxh3_digest
 
 
 def block_checksums(
@@ -20,7 +21,7 @@ def block_checksums(
     """16 bytes for each of ``block_count`` blocks of ``payload``; the last one may be shorter than ``block_bytes``."""
     view = memoryview(payload)
     return tuple(
-        xxhash.xxh3_128_digest(view[index * block_bytes : (index + 1) * block_bytes], seed=first_block + index)
+        xxh3_digest(view[index * block_bytes : (index + 1) * block_bytes], first_block + index)
         for index in range(block_count)
     )
 

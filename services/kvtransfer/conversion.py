@@ -108,7 +108,7 @@ class Conversion:
 
     def convert(self, payload: bytes, landing: Landing) -> bytes:
         """The receiver's blocks out of the sender's, both as they travel: of the last one the filled slots only."""
-        own, slot = self.target.block_size, _slot_bytes(self.source)
+        own, slot = self.target.block_size, self.source.slot_bytes
         rows = _rows(self.source, self.target)
         view, parts = memoryview(payload), list[memoryview]()
         start = landing.first_block * own
@@ -168,8 +168,3 @@ def _order(form: KvFormat) -> Iterator[tuple[int, int, int]]:
             for part in (0, 1):
                 for head in range(shard * heads, (shard + 1) * heads):
                     yield layer, part, head
-
-
-def _slot_bytes(form: KvFormat) -> int:
-    """Of one token in one row."""
-    return form.token_bytes // (form.layers * 2 * form.kv_heads)

@@ -33,7 +33,7 @@ GREETING = struct.Struct(f"<{TOKEN_BYTES}sQ")  # token, caller's epoch; the pool
 DEVICE_POOL = struct.Struct("<QQHH")  # what follows: offset, size, lengths of the handle and of the GPU's name
 WELCOME = b"welcome"
 WELCOME_CALLS = b"welcome, calls are answered here"
-MAX_GREETING = MAX_ANSWER = 1024
+MAX_ANSWER = 1024
 MAX_CALLERS = 1024
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from baton.core.errors import TransferRejected
 from baton.core.types import KvFormat
+from baton.engine.sharedpool import packed_block
 
 
 def pack(blocks: bytes, layout: KvFormat, filled: int) -> bytes:
     """Whole blocks as they travel; ``filled`` counts the token slots in use of the last one."""
     if filled == layout.block_size:
         return blocks
-    whole, last = _split(blocks, layout)
-    run, kept = _slot_bytes(layout) * layout.block_size, _slot_bytes(layout) * filled
-    return b"".join([whole, *(last[start : start + kept] for start in range(0, len(last), run))])
+    view = memoryview(blocks)
+    return b"".join((view[: -layout.block_bytes], packed_block(view[-layout.block_bytes :], layout, filled)))
 
 
 def unpack(payload: bytes | memoryview, layout: KvFormat, block_count: int) -> bytes | memoryview:
@@ -26,8 +26,8 @@ def unpack(payload: bytes | memoryview, layout: KvFormat, block_count: int) -> b
         return payload
     view = memoryview(payload)
     whole, last = view[: (block_count - 1) * layout.block_bytes], view[(block_count - 1) * layout.block_bytes :]
-    kept = _slot_bytes(layout) * filled
-    padding = bytes(_slot_bytes(layout) * (layout.block_size - filled))
+    kept = layout.slot_bytes * filled
+    padding = bytes(layout.slot_bytes * (layout.block_size - filled))
     return b"".join(
         [whole, *(part for start in range(0, len(last), kept) for part in (last[start : start + kept], padding))]
     )
@@ -35,7 +35,7 @@ def unpack(payload: bytes | memoryview, layout: KvFormat, block_count: int) -> b
 
 def filled_slots(payload: bytes | memoryview, layout: KvFormat, block_count: int) -> int:
     """How many token slots of the last of ``block_count`` blocks ``payload`` holds; TransferRejected when none fits."""
-    per_token = layout.block_bytes // layout.block_size
+    per_token = layout.token_bytes
     rest = len(payload) - (block_count - 1) * layout.block_bytes
     if rest % per_token or not 0 < rest <= layout.block_bytes:
         least = (block_count - 1) * layout.block_bytes + per_token
@@ -44,13 +44,3 @@ def filled_slots(payload: bytes | memoryview, layout: KvFormat, block_count: int
             f"payload: {block_count} blocks are {least} to {most} bytes in steps of {per_token}, got {len(payload)}"
         )
     return rest // per_token
-
-
-def _split(blocks: bytes, layout: KvFormat) -> tuple[memoryview, memoryview]:
-    view = memoryview(blocks)
-    return view[: -layout.block_bytes], view[-layout.block_bytes :]
-
-
-def _slot_bytes(layout: KvFormat) -> int:
-    """Bytes of one token in one head of one layer, K or V alone."""
-    return layout.block_bytes // (layout.layers * 2 * layout.kv_heads * layout.block_size)

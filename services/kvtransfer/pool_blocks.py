@@ -11,7 +11,7 @@ from baton.core.api import PrefillRun, SharedPool
 from baton.core.errors import TransportUnavailable
 from baton.core.types import FilledBlocks, KvFormat
 from baton.engine.blockcopy import BlockCopy
-from baton.engine.sharedpool import block_digest, filled_slots
+from baton.engine.sharedpool import packed_block, packed_digest
 
 
 class PoolBlocks:
@@ -29,7 +29,7 @@ class PoolBlocks:
         """Each block as it travels: views of the pool, but for one that is partly filled."""
         numbers = run.block_ids(blocks.first_block, blocks.block_count)
         filled = blocks.filled_slots(self._layout.block_size)
-        return (*map(self._block, numbers[:-1]), filled_slots(self._block(numbers[-1]), self._layout, filled))
+        return (*map(self._block, numbers[:-1]), packed_block(self._block(numbers[-1]), self._layout, filled))
 
     async def checksums(self, run: PrefillRun, blocks: FilledBlocks) -> tuple[bytes, ...]:
         """TransportUnavailable once this worker is ending."""
@@ -50,7 +50,7 @@ class PoolBlocks:
         if filled == layout.block_size:
             return self._block_copy.digests(self._view, numbers, layout.block_bytes, first)
         whole = self._block_copy.digests(self._view, numbers[:-1], layout.block_bytes, first)
-        return (*whole, block_digest(self._block(numbers[-1]), first + len(whole), layout, filled))
+        return (*whole, packed_digest(self._block(numbers[-1]), first + len(whole), layout, filled))
 
     def _block(self, number: int) -> memoryview:
         size = self._layout.block_bytes

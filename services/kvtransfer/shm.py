@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from baton.core.api import EngineApi, PrefillRun
 from baton.core.errors import ConfigError
 from baton.core.types import FilledBlocks
-from baton.engine.sharedpool import block_digest
+from baton.engine.sharedpool import packed_digest
 from services.kvtransfer.callers import DoorCalls
 from services.kvtransfer.config import ChecksumPolicy, KvTransferConfig
 from services.kvtransfer.door import host_name, open_door
@@ -45,6 +45,6 @@ def shared_memory(
     calls = DoorCalls(epoch, host, pool, config.acknowledge_seconds)
     with open_door(engine) as door, closing(MappedOutgoing(name, epoch, calls, digest)) as outgoing:
         incoming = MappedIncoming(
-            name, door, layout.block_size, verified=verified, strong=lambda _: b"", digest=block_digest
+            name, door, layout.block_size, verified=verified, strong=lambda _: b"", digest=packed_digest
         )
         yield MappedTransport(outgoing, incoming, door)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from baton.core.types import CacheClass, CachePolicy
+from baton.core.errors import ConfigError
+from baton.core.pools import Pools, parse_pools
+from baton.core.types import CacheClass, CachePolicy, ProcessRecord, Tier
 from services.process.config import ProcessConfig
 
 CACHE_ENTRY = re.compile(rf"(-?\d+)=({'|'.join(CacheClass)})(?::(\d{{1,9}}))?")
 CACHE_ENTRIES = f"must hold entries PRIORITY=CLASS or PRIORITY=CLASS:KEEP_TOKENS, CLASS one of {', '.join(CacheClass)}"
+
+POOL_ENTRIES = f"must hold entries tenant:NAME=LABEL, tier:TIER=LABEL or LABEL, TIER one of {', '.join(Tier)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,9 @@ class PlannerConfig(ProcessConfig):
     max_chunk_tokens: int = 0  # of a prompt, that one step computes; 0: off
     max_seconds: float = 0.0  # of an answer, from its first plan to its end; 0: off
     cache_classes: tuple[str, ...] = ()
+    # tenant:NAME=LABEL or tier:TIER=LABEL: their requests go to workers with the label, and nobody else's do; LABEL
+    # alone: those of tenants whose records name it.
+    pools: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         ProcessConfig.__post_init__(self)
@@ -50,7 +57,6 @@ class PlannerConfig(ProcessConfig):
             ("short_answer_tokens", 0),
             ("tpot_limit_ms", 0.0),
             ("max_candidates", 1),
-            ("short_answer_tokens", 0),
             ("tie_noise", 0.0),
             ("attention_window", 0),
             ("max_tokens", 0),
@@ -62,6 +68,17 @@ class PlannerConfig(ProcessConfig):
         self.require(self.prefill_wait_ms < float("inf"), "prefill_wait_ms", "must be finite")
         self.require(self.refresh_seconds > 0, "refresh_seconds", "must be positive")
         self.cache_by_priority()
+        self.worker_pools()
+
+    def described(self, record: ProcessRecord) -> ProcessRecord:
+        return replace(record, pools=self.pools)
+
+    def worker_pools(self) -> Pools:
+        """Parsed ``pools``."""
+        try:
+            return parse_pools(self.pools)
+        except ValueError as error:
+            raise ConfigError(f"planner.pools {POOL_ENTRIES}, each tenant and tier once, got {str(error)!r}") from error
 
     def cache_by_priority(self) -> dict[int, CachePolicy]:
         """Parsed ``cache_classes``."""

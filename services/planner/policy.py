@@ -32,6 +32,10 @@ def plan(query: PlanQuery, fleet: Fleet, config: PlannerConfig, noise: Noise) ->
     ready = _ready(query, fleet, config)
     window = _window(query, config)
     limits, reasons = limits_for(query, config)
+    if config.worker_pools().label_for(query) is not None:
+        reasons.append("dedicated_pool")
+    if query.tenant_max_blocks is not None:
+        reasons.append("tenant_block_cap")
     reasons.append("least_load")
     if window is not None:
         ready, window, reason = _windowed(ready, window, query, config)
@@ -69,8 +73,10 @@ def check(query: PlanQuery) -> None:
     for name, least in (("prompt_tokens", 1), ("max_tokens", 1), ("hop", 0)):
         if getattr(query, name) < least:
             raise InvalidRequest.out_of_range(name, getattr(query, name), f"must be at least {least}")
-    if query.attention_window is not None and query.attention_window < 1:
-        raise InvalidRequest.out_of_range("attention_window", query.attention_window, "must be at least 1")
+    for name in ("attention_window", "tenant_max_blocks"):
+        value = getattr(query, name)
+        if value is not None and value < 1:
+            raise InvalidRequest.out_of_range(name, value, "must be at least 1")
 
 
 def limits_for(query: PlanQuery, config: PlannerConfig) -> tuple[PlanLimits, list[str]]:
@@ -134,12 +140,26 @@ def _ready(query: PlanQuery, fleet: Fleet, config: PlannerConfig) -> list[Proces
     if not serving and query.model not in fleet.known_models:
         raise UnknownModel(f"model: no worker has ever served {query.model!r}")
     ready = [worker for worker in serving if worker.state is WorkerState.READY and worker.id not in query.avoid]
-    if not ready:
+    return _of_pool(ready, query, len(serving), config)
+
+
+def _of_pool(ready: list[ProcessRecord], query: PlanQuery, serving: int, config: PlannerConfig) -> list[ProcessRecord]:
+    """The workers of the tenant's pool and no others, even if there is none; without a pool, those that are in none."""
+    pools = config.worker_pools()
+    own = [worker for worker in ready if pools.may_use(worker.labels, query)]
+    if ready and not own:
+        label = pools.label_for(query)
+        where = f"in the pool {label!r}" if label is not None else "outside the dedicated pools"
         raise Overloaded(
-            f"no worker for {query.model} is ready: {len(serving)} registered, {len(query.avoid)} to be avoided",
+            f"no worker for {query.model} {where} is ready: {len(ready)} are elsewhere",
             retry_after=config.retry_after_seconds,
         )
-    return ready
+    if not own:
+        raise Overloaded(
+            f"no worker for {query.model} is ready: {serving} registered, {len(query.avoid)} to be avoided",
+            retry_after=config.retry_after_seconds,
+        )
+    return own
 
 
 def _window(query: PlanQuery, config: PlannerConfig) -> int | None:

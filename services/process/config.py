@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 from baton.core.config import secret
 from baton.core.errors import ConfigError
+from baton.core.pools import LABEL
+from baton.core.types import ProcessRecord
 from baton.rpc.channels import ClientSecurity, ClientTls
 from baton.rpc.serving import ServerPolicy, ServerTls
 
@@ -47,6 +49,10 @@ class ProcessConfig:
         if not holds:
             raise ConfigError(f"{self.SECTION}.{key} {rule}, got {getattr(self, key)!r}")
 
+    def described(self, record: ProcessRecord) -> ProcessRecord:
+        """The record with what others must know of these settings."""
+        return record
+
     def server_policy(self) -> ServerPolicy:
         tls = None
         if self.tls_certificate:
@@ -64,11 +70,18 @@ class ProcessConfig:
 class WorkerConfig(ProcessConfig):
     """Of prefill and decode workers. ``engine_stall_seconds``: an engine that has work and ends no step for so long
     hangs, and its worker ends; above the longest step (a chunk of a prompt on a slow machine). ``gpus``: where
-    `baton up` places workers of this role, in turn, by CUDA's index or UUID; empty: all GPUs of the stack in turn."""
+    `baton up` places workers of this role, in turn, by CUDA's index or UUID; empty: all GPUs of the stack in turn.
+    ``labels``: pools that the worker belongs to; those that ``planner.pools`` names are kept for their tenants."""
 
     engine_stall_seconds: float = 30.0
     gpus: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         ProcessConfig.__post_init__(self)
         self.require(self.engine_stall_seconds > 0, "engine_stall_seconds", "must be positive")
+        well_formed = all(LABEL.fullmatch(label) for label in self.labels)
+        self.require(well_formed, "labels", f"must hold labels of the form {LABEL.pattern}")
+
+    def described(self, record: ProcessRecord) -> ProcessRecord:
+        return replace(record, labels=self.labels)

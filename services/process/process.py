@@ -97,7 +97,7 @@ async def service_process(
         _address(config) as (address, listen),
     ):
         registry = RedisRegistry(client, state)
-        record = ProcessRecord(process_id, role, address, epoch, getpid())
+        record = config.described(ProcessRecord(process_id, role, address, epoch, getpid()))
         lease = state.lease_seconds
         registration = Registration(registry, record, clock, interval=config.heartbeat_seconds, lease=lease)
         endpoints = Endpoints(meter.exposition, registration.why_not_ready)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baton.core.telemetry import Meter
-from baton.core.types import EngineStats
+from baton.core.types import EngineStats, TierLoad
 
 COUNTERS = {
     "prompt_tokens_computed": "Prompt tokens computed by this engine",
@@ -26,6 +26,12 @@ class EngineSeries:
         self._blocks = meter.gauge("kv_blocks", "KV blocks by state", ("state",))
         self._kept = meter.gauge("kv_blocks_kept", "Cached KV blocks that are evicted after all others")
         self._requests = meter.gauge("engine_requests", "Requests in the engine by state", ("state",))
+        self._tier_requests = meter.gauge("tier_requests", "Requests by tenants' tier and state", ("tier", "state"))
+        self._tier_blocks = meter.gauge("tier_kv_blocks", "KV blocks held by the tenants of a tier", ("tier",))
+        self._tier_tenants = meter.gauge("tier_tenants", "Tenants of a tier with requests in the engine", ("tier",))
+        self._tier_preemptions = meter.counter(
+            "tier_preemptions", "Requests of a tier that gave up their blocks and were recomputed", ("tier",)
+        )
         self._counters = {name: meter.counter(f"engine_{name}", text) for name, text in COUNTERS.items()}
         self._last = EngineStats()
 
@@ -40,6 +46,16 @@ class EngineSeries:
         self._kept.set(stats.kept_blocks)
         self._requests.set(stats.waiting, state="waiting")
         self._requests.set(stats.running, state="running")
+        self._update_tiers(stats.tiers)
         for name, counter in self._counters.items():
             counter.add(getattr(stats, name) - getattr(self._last, name))
         self._last = stats
+
+    def _update_tiers(self, loads: tuple[TierLoad, ...]) -> None:
+        before = {load.tier: load.preemptions for load in self._last.tiers}
+        for load in loads:
+            self._tier_requests.set(load.waiting, tier=load.tier, state="waiting")
+            self._tier_requests.set(load.running, tier=load.tier, state="running")
+            self._tier_blocks.set(load.blocks, tier=load.tier)
+            self._tier_tenants.set(load.tenants, tier=load.tier)
+            self._tier_preemptions.add(load.preemptions - before.get(load.tier, 0), tier=load.tier)

@@ -16,7 +16,7 @@ from typing import ClassVar
 import pytest
 
 from baton.core.errors import Expired, InvalidRequest, Overloaded, TransferRejected, TransportUnavailable
-from baton.core.types import FinishReason, Sampling, StopRules, TokenChunk
+from baton.core.types import FinishReason, Sampling, StopRules, Tier, TokenChunk
 from baton.engine.client import EngineClient
 from tests.contract.directive_contract import DirectiveContract
 from tests.contract.engine_driving import (
@@ -107,6 +107,8 @@ class EngineContract(DirectiveContract):
                 prompt(3 + 2 * i, i % 3),
                 4 * self.block_size,
                 priority=i % 2,
+                tenant="ab"[i % 2],
+                tier=list(Tier)[i % 3],
                 sampling=SAMPLED if i % 3 else Sampling(),
                 logprobs=1,
             )

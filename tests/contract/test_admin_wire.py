@@ -51,13 +51,16 @@ from baton.rpc.admin_client import AdminClient
 from baton.rpc.channels import ClientSecurity, PeerChannel, open_channel
 from protos.baton.v1 import admin_pb2 as pb
 from protos.baton.v1 import admin_pb2_grpc
+from protos.baton.v1.types_pb2 import TIER_BRONZE
 from tests.admin_world import ACME, NEW, NOON, ROOT, UMBRELLA, WHICHEVER, AdminWorld
 from tests.contract.wire_doubles import wire
 
 NO_TIME = Timestamp(seconds=2**62)
 EVERY_LIMIT = Limits(1, 2, 3, 4, 5, 6, 0, 8, frozenset({Metric.CONCURRENCY, Metric.TOKENS_PER_DAY}))
 RULES = (ModelLimits("m", Limits(concurrency=1)), ModelLimits("big", EVERY_LIMIT))
-WHOLE_TENANT = Tenant("t", "umbrella", Tier.GOLD, EVERY_LIMIT, RULES, ("m",), "Asia/Tokyo", "group", AwayPolicy.CLOSED)
+WHOLE_TENANT = Tenant(
+    "t", "umbrella", Tier.GOLD, EVERY_LIMIT, RULES, ("m",), "Asia/Tokyo", "group", AwayPolicy.CLOSED, 64, "own"
+)
 WHOLE_KEY = KeyRecord("k", "acme", "", "", 0.0, NOON + 1.5, None, EVERY_LIMIT, RULES, (), -7, AdminRole.TENANT_ADMIN)
 
 
@@ -277,7 +280,7 @@ def test_a_key_of_another_kind_of_header_is_taken_too() -> None:
         async with to.stub("") as (stub, _):
             metadata = grpc.aio.Metadata(("x-api-key", "viewer"))
             answer = await stub.GetTenant(pb.GetTenantRequest(name=str(ACME)), metadata=metadata)
-            assert answer.tenant.name == str(ACME) and answer.tenant.tier == pb.TIER_BRONZE
+            assert answer.tenant.name == str(ACME) and answer.tenant.tier == TIER_BRONZE
 
     served(body)
 

@@ -14,7 +14,17 @@ import pytest
 from baton.core.api import RegistryApi
 from baton.core.clock import SystemClock
 from baton.core.errors import StateUnavailable
-from baton.core.types import EngineStats, KvFormat, ModelCard, ProcessRecord, Role, TierStats, WorkerState
+from baton.core.types import (
+    EngineStats,
+    KvFormat,
+    ModelCard,
+    ProcessRecord,
+    Role,
+    Tier,
+    TierLoad,
+    TierStats,
+    WorkerState,
+)
 from baton.state.config import StateConfig
 from baton.state.embedded import embedded_server
 from baton.state.redis_client import connect
@@ -30,8 +40,16 @@ RECORD = ProcessRecord(
     http_address="127.0.0.1:99",
     state=WorkerState.READY,
     card=CARD,
-    stats=EngineStats(total_blocks=10, free_blocks=7, held_blocks=2, cached_blocks=1),
+    stats=EngineStats(
+        total_blocks=10,
+        free_blocks=7,
+        held_blocks=2,
+        cached_blocks=1,
+        tiers=(TierLoad(Tier.GOLD, 1, 2, 3, 4, 5), TierLoad(Tier.BRONZE)),
+    ),
     tokens_per_second=1.5,
+    labels=("h200", "acme-only"),
+    pools=("tenant:acme=acme-only",),
     tier=TierStats(memory_blocks=1, hits=2),
 )
 

@@ -30,7 +30,9 @@ from baton.state.tenancy_records import decode, encode
 LIMITS = Limits(tokens_per_day=5, concurrency=0, shadow=frozenset({Metric.TOKENS_PER_DAY, Metric.CONCURRENCY}))
 RULES = (ModelLimits("org/model:7b", LIMITS), ModelLimits("m", Limits()))
 ORGANISATION = Organisation("umbrella", LIMITS, RULES, "Asia/Tokyo")
-TENANT = Tenant("acme", "umbrella", Tier.GOLD, LIMITS, RULES, ("m",), "Europe/Berlin", "group", AwayPolicy.CLOSED)
+TENANT = Tenant(
+    "acme", "umbrella", Tier.GOLD, LIMITS, RULES, ("m",), "Europe/Berlin", "group", AwayPolicy.CLOSED, 64, "own"
+)
 KEY = KeyRecord("k1", "acme", "k1.abcd", "ff00", 1.5, 2.5, None, LIMITS, RULES, None, -3)
 
 InStore = Callable[[Callable[[TenancyApi], Awaitable[None]]], None]

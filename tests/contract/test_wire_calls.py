@@ -26,6 +26,7 @@ from baton.core.types import (
     PlanLimits,
     PrefillRequest,
     PrefillResult,
+    Tier,
     TokenLogprob,
     Usage,
 )
@@ -114,7 +115,7 @@ def test_a_plan_arrives_whole(way: str) -> None:
         cache=CachePolicy(CacheClass.KEEP, keep_tokens=48),
         prefill_wait=0.125,
     )
-    query = replace(QUERY, hop=2, priority=-1, avoid=("decode-7",), attention_window=512)
+    query = replace(QUERY, hop=2, priority=-1, avoid=("decode-7",), attention_window=512, tier=Tier.SILVER)
 
     async def run() -> None:
         domain = ScriptedPlanner(answers(plan))

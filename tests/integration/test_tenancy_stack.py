@@ -67,9 +67,9 @@ class Platform:
             yield AdminClient(channels.get(self.stack.stack.record.gateway))
 
 
-def on_platform(body: Callable[[Platform], Awaitable[None]]) -> None:
+def on_platform(body: Callable[[Platform], Awaitable[None]], *flags: str) -> None:
     async def main() -> None:
-        async with running_stack("fake", prefill=0) as stack:
+        async with running_stack("fake", *flags, prefill=0) as stack:
             record = stack.stack.record
             async with ChannelPool(ClientSecurity(token=record.key)) as channels:
                 platform = Platform(stack, AdminClient(channels.get(record.gateway)), channels)

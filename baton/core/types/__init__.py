@@ -28,6 +28,7 @@ from baton.core.types.calls import (
     PrefillResult,
 )
 from baton.core.types.door import (
+    MAX_REQUEST_ID,
     ChatMessage,
     GenerateChunk,
     GenerateRequest,
@@ -44,6 +45,7 @@ from baton.core.types.fleet import (
     PlanQuery,
     ProcessRecord,
     Role,
+    TierLoad,
     WorkerState,
 )
 from baton.core.types.quota import (
@@ -107,6 +109,7 @@ from baton.core.types.transfer import (
 __all__ = [
     "ANY_ETAG",
     "FREE",
+    "MAX_REQUEST_ID",
     "NOTHING_DELIVERED",
     "UNLIMITED",
     "Account",
@@ -181,6 +184,7 @@ __all__ = [
     "Tier",
     "TierBlock",
     "TierChanges",
+    "TierLoad",
     "TierStats",
     "TokenChunk",
     "TokenLogprob",

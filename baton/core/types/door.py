@@ -8,6 +8,8 @@ from baton.core.types.quota import QuotaBalance
 from baton.core.types.tenancy import Account, KeyRecord, Organisation, Tenant
 from baton.core.types.tokens import FinishReason, Placement, Sampling, StopRules, TokenLogprob, Usage
 
+MAX_REQUEST_ID = 128  # characters
+
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
@@ -79,7 +81,8 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who is calling: made by the gateway from an API key, never by a client. Higher ``priority`` is served first.
+    """Who is calling: made by the gateway from an API key, never by a client. Higher ``priority`` is served first among
+    the tenant's requests.
 
     ``account`` None: nobody has recorded this tenant, so nothing limits it but our capacity.
     """

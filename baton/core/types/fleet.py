@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from baton.core.types.tenancy import Tier
 from baton.core.types.tier import TierStats
 from baton.core.types.tokens import CachePolicy
 from baton.core.types.transfer import KvFormat
@@ -41,6 +42,19 @@ class ModelCard:
 
 
 @dataclass(frozen=True, slots=True)
+class TierLoad:
+    """What one tier of tenants has of a worker. ``running`` requests hold blocks, ``waiting`` ones none; ``blocks``
+    counts those that two tenants share for both."""
+
+    tier: Tier
+    tenants: int = 0  # with requests here
+    waiting: int = 0
+    running: int = 0
+    blocks: int = 0
+    preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """A snapshot of one engine. Blocks: free + held + cached = total, always; ``kept_blocks`` of the cached ones are of
     class ``keep``. Counters only grow.
@@ -74,6 +88,7 @@ class EngineStats:
     device_idle_seconds: float = 0.0
     draft_tokens_proposed: int = 0
     draft_tokens_accepted: int = 0
+    tiers: tuple[TierLoad, ...] = ()  # of tenants, from the highest down; of those that ever had a request here
 
 
 class WorkerState(StrEnum):
@@ -102,6 +117,8 @@ class ProcessRecord:
     stats: EngineStats = EngineStats()
     tokens_per_second: float = 0.0
     beats: int = 0
+    labels: tuple[str, ...] = ()  # of a worker: pools that it belongs to
+    pools: tuple[str, ...] = ()  # of a planner: its map of tenants and tiers to labels, see baton.core.pools
     tier: TierStats | None = None
 
 
@@ -127,6 +144,9 @@ class PlanQuery:
     priority: int = 0
     avoid: tuple[str, ...] = ()  # worker ids that this request has seen fail
     attention_window: int | None = None  # of an earlier hop, which a later one must keep
+    tier: Tier = Tier.BRONZE
+    pool: str = ""  # of the tenant: label of the workers for it; empty: as the planner is set
+    tenant_max_blocks: int | None = None  # see TokenRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,9 @@ class Organisation:
 class Tenant:
     """``models`` None: all. Tenants with the same ``sharing_group``, if it is not empty, may share prefix hits.
 
-    ``time_zone`` bounds the days and months of the tenant's limits and those of its keys.
+    ``time_zone`` bounds the days and months of the tenant's limits and those of its keys. Its requests may hold
+    ``max_kv_blocks`` of one worker together (one alone always fits), None: as the worker is set. ``pool`` is the label
+    of the workers that they are placed on, empty: as the planner is set.
     """
 
     name: str
@@ -111,6 +113,8 @@ class Tenant:
     time_zone: str = "UTC"
     sharing_group: str = ""
     away: AwayPolicy = AwayPolicy.BOUNDED_LOCAL
+    max_kv_blocks: int | None = None
+    pool: str = ""
 
 
 @dataclass(frozen=True, slots=True)

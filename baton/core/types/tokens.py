@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from baton.core.types.tenancy import Tier
+
 
 class FinishReason(StrEnum):
     STOP = "stop"  # EOS, a stop token id, or a stop string
@@ -117,8 +119,11 @@ class TokenRequest:
     stop: StopRules = StopRules()
     logprobs: int | None = None  # None: none; 0: the drawn token only; n: with the n likeliest
     prompt_logprobs: int | None = None
-    priority: int = 0  # higher goes first
+    priority: int = 0  # higher goes first among its tenant's
+    # Whose share of a worker it uses, and what that is; set by the gateway and nobody else, as the salt is.
     tenant: str = ""
+    tier: Tier = Tier.BRONZE
+    tenant_max_blocks: int | None = None  # KV blocks that the tenant may hold of a worker; None: as the worker is set
     salt: bytes = b""
     timeout: float | None = None  # seconds left when it was sent
     attention_window: int | None = None  # a token sees so many at most, itself included; None: as the model does

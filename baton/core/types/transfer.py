@@ -34,6 +34,11 @@ class KvFormat:
         """Of one token, in all heads and layers."""
         return self.block_bytes // self.block_size
 
+    @property
+    def slot_bytes(self) -> int:
+        """Of one token in one head of one layer, K or V alone."""
+        return self.token_bytes // (self.layers * 2 * self.kv_heads)
+
     def __str__(self) -> str:
         """Part of every block's name in a cache: blocks of unequal formats never share one."""
         shape = f"{self.layers}x2x{self.kv_heads}x{self.block_size}x{self.head_dim}"

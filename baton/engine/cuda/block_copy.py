@@ -73,8 +73,8 @@ class BlockCopier:
         self._by_engine = library.declare("baton_copy_blocks_by_engine", (*(c_void_p,) * 4, c_int, c_size_t, c_void_p))
         self._block_bytes = layout.block_bytes
         self._block_size = layout.block_size
-        self._run_bytes = layout.block_bytes // (layout.layers * 2 * layout.kv_heads)
-        self._slot_bytes = self._run_bytes // layout.block_size
+        self._slot_bytes = layout.slot_bytes
+        self._run_bytes = layout.slot_bytes * layout.block_size
 
     def launch(
         self,

@@ -7,7 +7,15 @@ import math
 from baton.core.errors import InvalidRequest
 from baton.core.types import Plan, PlanLimits, PlanQuery
 from baton.rpc.wire.guard import duration, encodes, require
-from baton.rpc.wire.types import PLAIN_CACHE, cache_from_wire, cache_to_wire, candidate_from_wire, candidate_to_wire
+from baton.rpc.wire.types import (
+    PLAIN_CACHE,
+    cache_from_wire,
+    cache_to_wire,
+    candidate_from_wire,
+    candidate_to_wire,
+    tier_from_wire,
+    tier_to_wire,
+)
 from protos.baton.v1 import planner_pb2 as pb
 
 _NO_LIMITS = PlanLimits()
@@ -19,6 +27,9 @@ def query_to_wire(query: PlanQuery) -> pb.PlanRequest:
         request_id=query.request_id,
         model=query.model,
         tenant=query.tenant,
+        tier=tier_to_wire(query.tier),
+        pool=query.pool,
+        tenant_max_blocks=query.tenant_max_blocks,
         prompt_tokens=query.prompt_tokens,
         max_tokens=query.max_tokens,
         hop=query.hop,
@@ -34,6 +45,9 @@ def query_from_wire(message: pb.PlanRequest) -> PlanQuery:
         request_id=message.request_id,
         model=message.model,
         tenant=message.tenant,
+        tier=tier_from_wire(message, message.tier),
+        pool=message.pool,
+        tenant_max_blocks=message.tenant_max_blocks if message.HasField("tenant_max_blocks") else None,
         prompt_tokens=message.prompt_tokens,
         max_tokens=message.max_tokens,
         hop=message.hop,

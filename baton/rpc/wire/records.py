@@ -22,14 +22,15 @@ from baton.core.types import (
     RecordKind,
     ResourceName,
     Tenant,
-    Tier,
     Versioned,
 )
 from baton.rpc.wire.guard import Bounded, encodes, unknown_value
+from baton.rpc.wire.types import tier_from_wire, tier_to_wire
 from protos.baton.v1 import admin_pb2 as pb
 
 E = TypeVar("E", bound=StrEnum)
 INT64 = 2**63 - 1
+UINT32 = 2**32 - 1
 _LIMITS = tuple(metric.value for metric in Metric)
 
 
@@ -122,7 +123,12 @@ def organisation_to_wire(record: Organisation, name: ResourceName, etag: str) ->
     )
 
 
-@encodes("Tenant")
+def _tenant_bounds(record: Tenant, name: ResourceName, etag: str) -> Iterable[Bounded]:
+    if record.max_kv_blocks is not None:
+        yield Bounded("tenant.max_kv_blocks", record.max_kv_blocks, 1, UINT32)
+
+
+@encodes("Tenant", _tenant_bounds)
 def tenant_to_wire(record: Tenant, name: ResourceName, etag: str) -> pb.Tenant:
     return pb.Tenant(
         name=str(name),
@@ -130,10 +136,12 @@ def tenant_to_wire(record: Tenant, name: ResourceName, etag: str) -> pb.Tenant:
         limits=limits_to_wire(record.limits),
         model_limits=_rules_to_wire(record.model_limits),
         time_zone=record.time_zone,
-        tier=enum_name("TIER", record.tier),
+        tier=tier_to_wire(record.tier),
         models=_models_to_wire(record.models),
         sharing_group=record.sharing_group,
         away=enum_name("AWAY_POLICY", record.away),
+        max_kv_blocks=record.max_kv_blocks,
+        pool=record.pool,
     )
 
 
@@ -163,18 +171,19 @@ def organisation_from_wire(message: pb.Organization) -> Organisation:
 
 def tenant_from_wire(message: pb.Tenant) -> Tenant:
     name = _name(message.name, RecordKind.TENANT)
-    tier = enum_from_wire(message, "tier", message.tier, pb.Tier, Tier)
     away = enum_from_wire(message, "away", message.away, pb.AwayPolicy, AwayPolicy)
     return Tenant(
         name=name.tenant,
         organisation=name.organisation,
-        tier=tier or Tier.BRONZE,
+        tier=tier_from_wire(message, message.tier),
         limits=limits_from_wire(message.limits),
         model_limits=_rules_from_wire(message.model_limits),
         models=_models_from_wire(message),
         time_zone=message.time_zone or "UTC",
         sharing_group=message.sharing_group,
         away=away or AwayPolicy.BOUNDED_LOCAL,
+        max_kv_blocks=message.max_kv_blocks if message.HasField("max_kv_blocks") else None,
+        pool=message.pool,
     )
 
 

@@ -23,6 +23,7 @@ from baton.core.types import (
     Sampling,
     StopRules,
     Ticket,
+    Tier,
     TokenLogprob,
     TokenRequest,
     Usage,
@@ -46,6 +47,9 @@ _CACHE_TO_WIRE = {
 }
 _CACHE_FROM_WIRE: dict[int, CacheClass] = {value: name for name, value in _CACHE_TO_WIRE.items()}
 _CACHE_FROM_WIRE[pb.CACHE_CLASS_UNSPECIFIED] = CacheClass.NORMAL
+_TIER_TO_WIRE = {Tier.BRONZE: pb.TIER_BRONZE, Tier.SILVER: pb.TIER_SILVER, Tier.GOLD: pb.TIER_GOLD}
+_TIER_FROM_WIRE: dict[int, Tier] = {value: tier for tier, value in _TIER_TO_WIRE.items()}
+_TIER_FROM_WIRE[pb.TIER_UNSPECIFIED] = Tier.BRONZE
 PLAIN_CACHE = CachePolicy()  # what an absent one means
 
 
@@ -124,6 +128,18 @@ def cache_from_wire(message: pb.CachePolicy) -> CachePolicy:
     return CachePolicy(cache_class, message.keep_tokens)
 
 
+def tier_to_wire(tier: Tier) -> pb.Tier:
+    return _TIER_TO_WIRE[tier]
+
+
+def tier_from_wire(message: Message, value: int) -> Tier:
+    """The field ``tier`` of ``message``."""
+    tier = _TIER_FROM_WIRE.get(value)
+    if tier is None:
+        raise unknown_value(message, "tier", value)
+    return tier
+
+
 @encodes("TokenRequest")
 def token_request_to_wire(request: TokenRequest) -> pb.TokenRequest:
     return pb.TokenRequest(
@@ -138,6 +154,8 @@ def token_request_to_wire(request: TokenRequest) -> pb.TokenRequest:
         prompt_logprobs=request.prompt_logprobs,
         priority=request.priority,
         tenant=request.tenant,
+        tier=tier_to_wire(request.tier),
+        tenant_max_blocks=request.tenant_max_blocks,
         salt=request.salt,
         timeout_seconds=request.timeout,
         attention_window=request.attention_window,
@@ -161,6 +179,8 @@ def token_request_from_wire(message: pb.TokenRequest) -> TokenRequest:
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
         priority=message.priority,
         tenant=message.tenant,
+        tier=tier_from_wire(message, message.tier),
+        tenant_max_blocks=message.tenant_max_blocks if message.HasField("tenant_max_blocks") else None,
         salt=message.salt,
         timeout=_timeout_from_wire(message),
         attention_window=message.attention_window if message.HasField("attention_window") else None,

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from baton.core.errors import InvalidRequest
 from baton.core.tenancy import MAX_LIMIT, check_model_name, check_name
-from baton.core.types import QuotaClaim
-
-MAX_REQUEST_ID = 128
+from baton.core.types import MAX_REQUEST_ID, QuotaClaim
 
 
 def check_claim(claim: QuotaClaim) -> str:

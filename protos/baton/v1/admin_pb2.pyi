@@ -2,6 +2,7 @@ import datetime
 
 from google.protobuf import field_mask_pb2 as _field_mask_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from protos.baton.v1 import types_pb2 as _types_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -10,13 +11,6 @@ from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
-
-class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    TIER_UNSPECIFIED: _ClassVar[Tier]
-    TIER_BRONZE: _ClassVar[Tier]
-    TIER_SILVER: _ClassVar[Tier]
-    TIER_GOLD: _ClassVar[Tier]
 
 class AwayPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -66,10 +60,6 @@ class ChargeReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CHARGE_REASON_EXPIRED: _ClassVar[ChargeReason]
     CHARGE_REASON_LATE: _ClassVar[ChargeReason]
     CHARGE_REASON_UNRESERVED: _ClassVar[ChargeReason]
-TIER_UNSPECIFIED: Tier
-TIER_BRONZE: Tier
-TIER_SILVER: Tier
-TIER_GOLD: Tier
 AWAY_POLICY_UNSPECIFIED: AwayPolicy
 AWAY_POLICY_BOUNDED_LOCAL: AwayPolicy
 AWAY_POLICY_CLOSED: AwayPolicy
@@ -153,7 +143,7 @@ class Organization(_message.Message):
     def __init__(self, name: _Optional[str] = ..., etag: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., model_limits: _Optional[_Iterable[_Union[ModelLimits, _Mapping]]] = ..., time_zone: _Optional[str] = ...) -> None: ...
 
 class Tenant(_message.Message):
-    __slots__ = ("name", "etag", "limits", "model_limits", "time_zone", "tier", "models", "sharing_group", "away")
+    __slots__ = ("name", "etag", "limits", "model_limits", "time_zone", "tier", "models", "sharing_group", "away", "max_kv_blocks", "pool")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ETAG_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
@@ -163,16 +153,20 @@ class Tenant(_message.Message):
     MODELS_FIELD_NUMBER: _ClassVar[int]
     SHARING_GROUP_FIELD_NUMBER: _ClassVar[int]
     AWAY_FIELD_NUMBER: _ClassVar[int]
+    MAX_KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
     name: str
     etag: str
     limits: Limits
     model_limits: _containers.RepeatedCompositeFieldContainer[ModelLimits]
     time_zone: str
-    tier: Tier
+    tier: _types_pb2.Tier
     models: ModelList
     sharing_group: str
     away: AwayPolicy
-    def __init__(self, name: _Optional[str] = ..., etag: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., model_limits: _Optional[_Iterable[_Union[ModelLimits, _Mapping]]] = ..., time_zone: _Optional[str] = ..., tier: _Optional[_Union[Tier, str]] = ..., models: _Optional[_Union[ModelList, _Mapping]] = ..., sharing_group: _Optional[str] = ..., away: _Optional[_Union[AwayPolicy, str]] = ...) -> None: ...
+    max_kv_blocks: int
+    pool: str
+    def __init__(self, name: _Optional[str] = ..., etag: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., model_limits: _Optional[_Iterable[_Union[ModelLimits, _Mapping]]] = ..., time_zone: _Optional[str] = ..., tier: _Optional[_Union[_types_pb2.Tier, str]] = ..., models: _Optional[_Union[ModelList, _Mapping]] = ..., sharing_group: _Optional[str] = ..., away: _Optional[_Union[AwayPolicy, str]] = ..., max_kv_blocks: _Optional[int] = ..., pool: _Optional[str] = ...) -> None: ...
 
 class Key(_message.Message):
     __slots__ = ("name", "etag", "limits", "model_limits", "prefix", "create_time", "expire_time", "revoke_time", "models", "priority", "role")

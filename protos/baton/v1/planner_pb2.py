@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.baton.v1 import types_pb2 as protos_dot_baton_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotos/baton/v1/planner.proto\x12\x08\x62\x61ton.v1\x1a\x1bprotos/baton/v1/types.proto\"\xcd\x01\n\x0bPlanRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x0b\n\x03hop\x18\x06 \x01(\r\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\r\n\x05\x61void\x18\x08 \x03(\t\x12\x1d\n\x10\x61ttention_window\x18\t \x01(\rH\x00\x88\x01\x01\x42\x13\n\x11_attention_window\"\xe2\x02\n\x0cPlanResponse\x12#\n\x06\x64\x65\x63ode\x18\x01 \x03(\x0b\x32\x13.baton.v1.Candidate\x12$\n\x07prefill\x18\x02 \x03(\x0b\x32\x13.baton.v1.Candidate\x12 \n\x18local_prefill_max_tokens\x18\x03 \x01(\r\x12\x0f\n\x07reasons\x18\x04 \x03(\t\x12\x18\n\x0bspeculation\x18\x05 \x01(\x08H\x00\x88\x01\x01\x12\x1d\n\x10\x61ttention_window\x18\x06 \x01(\rH\x01\x88\x01\x01\x12$\n\x06limits\x18\x07 \x01(\x0b\x32\x14.baton.v1.PlanLimits\x12$\n\x05\x63\x61\x63he\x18\x08 \x01(\x0b\x32\x15.baton.v1.CachePolicy\x12\x19\n\x0cprefill_wait\x18\t \x01(\x01H\x02\x88\x01\x01\x42\x0e\n\x0c_speculationB\x13\n\x11_attention_windowB\x0f\n\r_prefill_wait\"\x8a\x01\n\nPlanLimits\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x1d\n\x10max_chunk_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x14\n\x07seconds\x18\x03 \x01(\x01H\x02\x88\x01\x01\x42\r\n\x0b_max_tokensB\x13\n\x11_max_chunk_tokensB\n\n\x08_seconds2G\n\x0ePlannerService\x12\x35\n\x04Plan\x12\x15.baton.v1.PlanRequest\x1a\x16.baton.v1.PlanResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotos/baton/v1/planner.proto\x12\x08\x62\x61ton.v1\x1a\x1bprotos/baton/v1/types.proto\"\xaf\x02\n\x0bPlanRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x0b\n\x03hop\x18\x06 \x01(\r\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\r\n\x05\x61void\x18\x08 \x03(\t\x12\x1d\n\x10\x61ttention_window\x18\t \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x04tier\x18\n \x01(\x0e\x32\x0e.baton.v1.Tier\x12\x0c\n\x04pool\x18\x0b \x01(\t\x12\x1e\n\x11tenant_max_blocks\x18\x0c \x01(\rH\x01\x88\x01\x01\x42\x13\n\x11_attention_windowB\x14\n\x12_tenant_max_blocks\"\xe2\x02\n\x0cPlanResponse\x12#\n\x06\x64\x65\x63ode\x18\x01 \x03(\x0b\x32\x13.baton.v1.Candidate\x12$\n\x07prefill\x18\x02 \x03(\x0b\x32\x13.baton.v1.Candidate\x12 \n\x18local_prefill_max_tokens\x18\x03 \x01(\r\x12\x0f\n\x07reasons\x18\x04 \x03(\t\x12\x18\n\x0bspeculation\x18\x05 \x01(\x08H\x00\x88\x01\x01\x12\x1d\n\x10\x61ttention_window\x18\x06 \x01(\rH\x01\x88\x01\x01\x12$\n\x06limits\x18\x07 \x01(\x0b\x32\x14.baton.v1.PlanLimits\x12$\n\x05\x63\x61\x63he\x18\x08 \x01(\x0b\x32\x15.baton.v1.CachePolicy\x12\x19\n\x0cprefill_wait\x18\t \x01(\x01H\x02\x88\x01\x01\x42\x0e\n\x0c_speculationB\x13\n\x11_attention_windowB\x0f\n\r_prefill_wait\"\x8a\x01\n\nPlanLimits\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x1d\n\x10max_chunk_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x14\n\x07seconds\x18\x03 \x01(\x01H\x02\x88\x01\x01\x42\r\n\x0b_max_tokensB\x13\n\x11_max_chunk_tokensB\n\n\x08_seconds2G\n\x0ePlannerService\x12\x35\n\x04Plan\x12\x15.baton.v1.PlanRequest\x1a\x16.baton.v1.PlanResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,11 +33,11 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.baton.v1.planner_pb2
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PLANREQUEST']._serialized_start=73
-  _globals['_PLANREQUEST']._serialized_end=278
-  _globals['_PLANRESPONSE']._serialized_start=281
-  _globals['_PLANRESPONSE']._serialized_end=635
-  _globals['_PLANLIMITS']._serialized_start=638
-  _globals['_PLANLIMITS']._serialized_end=776
-  _globals['_PLANNERSERVICE']._serialized_start=778
-  _globals['_PLANNERSERVICE']._serialized_end=849
+  _globals['_PLANREQUEST']._serialized_end=376
+  _globals['_PLANRESPONSE']._serialized_start=379
+  _globals['_PLANRESPONSE']._serialized_end=733
+  _globals['_PLANLIMITS']._serialized_start=736
+  _globals['_PLANLIMITS']._serialized_end=874
+  _globals['_PLANNERSERVICE']._serialized_start=876
+  _globals['_PLANNERSERVICE']._serialized_end=947
 # @@protoc_insertion_point(module_scope)

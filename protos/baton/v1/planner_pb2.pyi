@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PlanRequest(_message.Message):
-    __slots__ = ("request_id", "model", "tenant", "prompt_tokens", "max_tokens", "hop", "priority", "avoid", "attention_window")
+    __slots__ = ("request_id", "model", "tenant", "prompt_tokens", "max_tokens", "hop", "priority", "avoid", "attention_window", "tier", "pool", "tenant_max_blocks")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -18,6 +18,9 @@ class PlanRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     AVOID_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_WINDOW_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    TENANT_MAX_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     tenant: str
@@ -27,7 +30,10 @@ class PlanRequest(_message.Message):
     priority: int
     avoid: _containers.RepeatedScalarFieldContainer[str]
     attention_window: int
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., hop: _Optional[int] = ..., priority: _Optional[int] = ..., avoid: _Optional[_Iterable[str]] = ..., attention_window: _Optional[int] = ...) -> None: ...
+    tier: _types_pb2.Tier
+    pool: str
+    tenant_max_blocks: int
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., hop: _Optional[int] = ..., priority: _Optional[int] = ..., avoid: _Optional[_Iterable[str]] = ..., attention_window: _Optional[int] = ..., tier: _Optional[_Union[_types_pb2.Tier, str]] = ..., pool: _Optional[str] = ..., tenant_max_blocks: _Optional[int] = ...) -> None: ...
 
 class PlanResponse(_message.Message):
     __slots__ = ("decode", "prefill", "local_prefill_max_tokens", "reasons", "speculation", "attention_window", "limits", "cache", "prefill_wait")

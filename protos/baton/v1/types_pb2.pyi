@@ -26,6 +26,13 @@ class CacheClass(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CACHE_CLASS_NONE: _ClassVar[CacheClass]
     CACHE_CLASS_NORMAL: _ClassVar[CacheClass]
     CACHE_CLASS_KEEP: _ClassVar[CacheClass]
+
+class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TIER_UNSPECIFIED: _ClassVar[Tier]
+    TIER_BRONZE: _ClassVar[Tier]
+    TIER_SILVER: _ClassVar[Tier]
+    TIER_GOLD: _ClassVar[Tier]
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -37,6 +44,10 @@ CACHE_CLASS_UNSPECIFIED: CacheClass
 CACHE_CLASS_NONE: CacheClass
 CACHE_CLASS_NORMAL: CacheClass
 CACHE_CLASS_KEEP: CacheClass
+TIER_UNSPECIFIED: Tier
+TIER_BRONZE: Tier
+TIER_SILVER: Tier
+TIER_GOLD: Tier
 
 class Attempt(_message.Message):
     __slots__ = ("hop", "retry")
@@ -139,7 +150,7 @@ class CachePolicy(_message.Message):
     def __init__(self, cache_class: _Optional[_Union[CacheClass, str]] = ..., keep_tokens: _Optional[int] = ...) -> None: ...
 
 class TokenRequest(_message.Message):
-    __slots__ = ("request_id", "model", "attempt", "prompt", "generated", "sampling", "stop", "logprobs", "prompt_logprobs", "priority", "tenant", "salt", "timeout_seconds", "speculation", "attention_window", "max_chunk_tokens", "cache")
+    __slots__ = ("request_id", "model", "attempt", "prompt", "generated", "sampling", "stop", "logprobs", "prompt_logprobs", "priority", "tenant", "salt", "timeout_seconds", "speculation", "attention_window", "max_chunk_tokens", "cache", "tier", "tenant_max_blocks")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -157,6 +168,8 @@ class TokenRequest(_message.Message):
     ATTENTION_WINDOW_FIELD_NUMBER: _ClassVar[int]
     MAX_CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    TENANT_MAX_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     attempt: Attempt
@@ -174,7 +187,9 @@ class TokenRequest(_message.Message):
     attention_window: int
     max_chunk_tokens: int
     cache: CachePolicy
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., attempt: _Optional[_Union[Attempt, _Mapping]] = ..., prompt: _Optional[_Iterable[int]] = ..., generated: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stop: _Optional[_Union[StopRules, _Mapping]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., salt: _Optional[bytes] = ..., timeout_seconds: _Optional[float] = ..., speculation: _Optional[bool] = ..., attention_window: _Optional[int] = ..., max_chunk_tokens: _Optional[int] = ..., cache: _Optional[_Union[CachePolicy, _Mapping]] = ...) -> None: ...
+    tier: Tier
+    tenant_max_blocks: int
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., attempt: _Optional[_Union[Attempt, _Mapping]] = ..., prompt: _Optional[_Iterable[int]] = ..., generated: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stop: _Optional[_Union[StopRules, _Mapping]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., salt: _Optional[bytes] = ..., timeout_seconds: _Optional[float] = ..., speculation: _Optional[bool] = ..., attention_window: _Optional[int] = ..., max_chunk_tokens: _Optional[int] = ..., cache: _Optional[_Union[CachePolicy, _Mapping]] = ..., tier: _Optional[_Union[Tier, str]] = ..., tenant_max_blocks: _Optional[int] = ...) -> None: ...
 
 class Candidate(_message.Message):
     __slots__ = ("worker_id", "address", "epoch")

@@ -12,7 +12,17 @@ import pytest
 
 from baton.cli.state_dir import LaunchedProcess, StackRecord
 from baton.cli.status import as_table, entries, family
-from baton.core.types import EngineStats, KvFormat, ModelCard, ProcessRecord, Role, TierStats, WorkerState
+from baton.core.types import (
+    EngineStats,
+    KvFormat,
+    ModelCard,
+    ProcessRecord,
+    Role,
+    Tier,
+    TierLoad,
+    TierStats,
+    WorkerState,
+)
 from baton.state.config import StateConfig
 from baton.state.embedded import embedded_server
 from baton.state.redis_client import connect
@@ -23,7 +33,11 @@ from tests.ports import free_port
 PASSWORD = "a-password-for-tests"
 ME = os.getpid()
 CARD = ModelCard("m", "llama", 64, 32, "hash", KvFormat("float32", 16, 1, 1, 8), ())
-STATS = EngineStats(total_blocks=10, free_blocks=5, held_blocks=2, cached_blocks=3, waiting=4, running=1)
+TIERS = (
+    TierLoad(Tier.GOLD, tenants=2, running=1, blocks=2),
+    TierLoad(Tier.BRONZE, tenants=1, waiting=4, preemptions=7),
+)
+STATS = EngineStats(total_blocks=10, free_blocks=5, held_blocks=2, cached_blocks=3, waiting=4, running=1, tiers=TIERS)
 WORKER = ProcessRecord(
     "decode-0", Role.DECODE, "h:1", 77, ME, "h:2", WorkerState.DRAINING, CARD, STATS, tokens_per_second=12.34
 )
@@ -69,6 +83,10 @@ def test_a_worker_shows_what_it_registered(redis: str) -> None:
         "blocks": {"total": 10, "free": 5, "held": 2, "cached": 3},
         "queued": 4,
         "running": 1,
+        "tenant_tiers": {
+            "gold": {"tenants": 2, "queued": 0, "running": 1, "blocks": 2, "preemptions": 0},
+            "bronze": {"tenants": 1, "queued": 4, "running": 0, "blocks": 0, "preemptions": 7},
+        },
     }
 
 
@@ -125,7 +143,8 @@ def test_the_table_has_a_row_a_process(redis: str) -> None:
     assert head.split()[:3] == ["process", "state", "pid"]
     assert first.split()[:3] == ["redis-0", "ready", str(ME)]
     assert second.split()[0:2] == ["decode-0", "draining"]
-    assert second.split()[-3:] == ["1+4", "2/3/5", "12.3"]
+    assert second.split()[-2:] == ["2/3/5", "12.3"]
+    assert "1+4 (gold 1+0, bronze 0+4)" in second
 
 
 def test_the_cache_tier_shows_its_size_hits_and_misses(redis: str) -> None:

@@ -23,7 +23,9 @@ from baton.core.types import (
 )
 
 ORGANISATION = Organisation("umbrella", Limits(tokens_per_day=0), (ModelLimits("a/b:c", Limits(concurrency=3)),))
-TENANT = Tenant("acme-2.eu", "umbrella", models=("m",), time_zone="Europe/Berlin", sharing_group="group")
+TENANT = Tenant(
+    "acme-2.eu", "umbrella", models=("m",), time_zone="Europe/Berlin", sharing_group="group", pool="H200.eu"
+)
 KEY = KeyRecord("k1", "acme-2.eu", "k1.abcd", "00", created_at=5.0, expires_at=6.0)
 
 
@@ -46,6 +48,10 @@ def test_what_makes_sense_is_accepted() -> None:
         (check_tenant, TENANT, {"name": "x" * 64}, "tenant.name"),
         (check_tenant, TENANT, {"organisation": "A"}, "tenant.organisation"),
         (check_tenant, TENANT, {"sharing_group": "a b"}, "tenant.sharing_group"),
+        (check_tenant, TENANT, {"max_kv_blocks": 0}, "tenant.max_kv_blocks.*from 1.*got 0"),
+        (check_tenant, TENANT, {"max_kv_blocks": 2**31}, "tenant.max_kv_blocks.*2147483648"),
+        (check_tenant, TENANT, {"pool": "a pool"}, "tenant.pool.*'a pool'"),
+        (check_tenant, TENANT, {"pool": "x" * 64}, "tenant.pool"),
         (check_tenant, TENANT, {"models": ("ok", "")}, r"tenant.models\[1\]"),
         (check_tenant, TENANT, {"limits": Limits(tokens_per_day=-1)}, "tenant.limits.tokens_per_day.*-1"),
         (check_tenant, TENANT, {"limits": Limits(concurrency=10**13)}, "tenant.limits.concurrency.*10000000000000"),

@@ -172,6 +172,9 @@ class CoreDriver:
         self.step()
         stats = self.stats
         assert (stats.held_blocks, stats.waiting, stats.running, self.core.has_work) == (0, 0, 0, False)
+        for tier in self.core._scheduler._shares.tiers:
+            assert (tier.places, tier.blocks, tier.fixed_places, tier.fixed_blocks) == (0, 0, 0, 0)
+            assert (tier.live, tier.waiting, tier.promised, tier.tenants) == (0, 0, 0, {})
 
     def _on_event(self, event: Event) -> None:
         match event:
@@ -223,7 +226,7 @@ class Driver(CoreDriver):
         block_size: int = 4,
         steps_ahead: int | None = None,
         on_step: Callable[[Sequence[Part]], None] | None = None,
-        **config: int,
+        **config: object,
     ) -> None:
         card = fake_card(block_size=block_size)
         steps_ahead = self.steps_ahead if steps_ahead is None else steps_ahead

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from baton.core.types import Sampling, StopRules, TokenRequest
+from baton.core.types import Sampling, StopRules, Tier, TokenRequest
 from tests.unit.engine.core_driver import STEPS, CoreDriver, Driver, Outcome, prompt, request
 
 SAMPLINGS = (Sampling(), Sampling(temperature=0.7, seed=11, repetition_penalty=1.1))
@@ -41,6 +41,8 @@ def jobs(draw: st.DrawFn) -> Job:
         tokens,
         generated=generated,
         priority=draw(st.integers(0, 2)),
+        tenant=draw(st.sampled_from("ab")),
+        tier=draw(st.sampled_from(Tier)),
         sampling=draw(st.sampled_from(SAMPLINGS)),
         logprobs=draw(st.sampled_from([None, None, 1])),
         prompt_logprobs=draw(st.sampled_from([None, None, 1])),

@@ -4,7 +4,9 @@ import pytest
 
 from baton.core.config import Section, Setting, Settings
 from baton.core.errors import ConfigError
+from baton.core.types import Tier
 from baton.engine.config import EngineConfig, device_defaults
+from baton.engine.tiers import TierPolicy
 
 
 @pytest.mark.parametrize(
@@ -22,6 +24,11 @@ from baton.engine.config import EngineConfig, device_defaults
         ("growth_window", -1),
         ("cache_keep_share", -0.1),
         ("cache_keep_share", 1.1),
+        ("tenant_block_share", 0.0),
+        ("tenant_block_share", 1.1),
+        ("reserve_idle_seconds", -1.0),
+        ("prompt_token_weight", 0.0),
+        ("output_token_weight", float("inf")),
         ("fake_step_ms", -0.1),
         ("dtype", "float16"),
         ("backend", "magic"),
@@ -80,3 +87,34 @@ def test_defaults_follow_the_device_and_give_way_to_what_is_set() -> None:
     assert filled() == EngineConfig()
     on_gpu = filled(device="cuda", max_running=7)
     assert (on_gpu.max_step_tokens, on_gpu.max_running, on_gpu.kv_cache_mb) == (8192, 7, 0)
+
+
+@pytest.mark.parametrize(
+    ("entry", "rule"),
+    [
+        ("lead=1:0:1", "entries TIER=WEIGHT:RESERVED:BOUND, TIER one of gold, silver, bronze"),
+        ("gold=1:0", "entries"),
+        ("gold=1:x:1", "entries"),
+        ("gold=0:0:1", "weights above 0"),
+        ("gold=nan:0:1", "weights above 0"),
+        ("gold=1:1.5:1", "reserved shares from 0 to 1"),
+        ("gold=1:nan:1", "reserved shares from 0 to 1"),
+        ("gold=1:0:0", "bounds above 0"),
+        ("gold=1:0.9:1", "at most 1 in all"),  # beside what silver and bronze have by default
+    ],
+)
+def test_a_tier_that_cannot_be_kept_to_is_refused_with_its_entry(entry: str, rule: str) -> None:
+    with pytest.raises(ConfigError, match=rf"engine\.tiers must .*{rule}.*, got ") as caught:
+        EngineConfig(tiers=(entry,))
+    assert entry in caught.value.message or "1.2" in caught.value.message
+
+
+def test_a_tier_is_named_once() -> None:
+    with pytest.raises(ConfigError, match="must name a tier once"):
+        EngineConfig(tiers=("gold=1:0:1", "gold=2:0:1"))
+
+
+def test_tiers_that_are_not_named_are_as_by_default() -> None:
+    policies = Settings([Setting("engine", "tiers", "bronze=2:0.2:7", "a test")]).fill(Section("engine", EngineConfig))
+    default = EngineConfig().tier_policies()
+    assert policies.tier_policies() == {**default, Tier.BRONZE: TierPolicy(2.0, 0.2, 7.0)}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.core.types import FinishReason, Sampling, StopRules, TokenRequest, Usage
+from baton.core.types import FinishReason, Sampling, StopRules, Tier, TokenRequest, Usage
 from baton.engine.fake import EOS
 from tests.unit.engine.core_driver import Driver, prompt, request
 from tests.unit.engine.core_modes import SAMPLED, alone, steps_ahead
@@ -63,6 +63,8 @@ def mixes(draw: st.DrawFn) -> list[TokenRequest]:
                 len(generated) + draw(st.integers(1, 16)),
                 generated=generated,
                 priority=draw(st.integers(0, 2)),
+                tenant=draw(st.sampled_from("ab")),
+                tier=draw(st.sampled_from(Tier)),
                 sampling=draw(st.sampled_from([Sampling(), SAMPLED])),
                 prompt_logprobs=draw(st.sampled_from([None, 1])),
             )
@@ -72,12 +74,30 @@ def mixes(draw: st.DrawFn) -> list[TokenRequest]:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    mixes(), st.integers(10, 24), st.integers(1, 40), st.integers(1, 8), st.integers(0, 16), st.lists(st.integers(0, 3))
+    mixes(),
+    st.integers(10, 24),
+    st.integers(1, 40),
+    st.integers(1, 8),
+    st.integers(0, 16),
+    st.lists(st.integers(0, 3)),
+    st.sampled_from([1.0, 0.5, 0.2]),
 )
 def test_any_mix_under_any_pressure_gives_the_tokens_of_each_alone(
-    wanted: list[TokenRequest], blocks: int, step_tokens: int, running: int, growth: int, pauses: list[int]
+    wanted: list[TokenRequest],
+    blocks: int,
+    step_tokens: int,
+    running: int,
+    growth: int,
+    pauses: list[int],
+    tenant_share: float,
 ) -> None:
-    driver = Driver(blocks, max_step_tokens=step_tokens, max_running=running, growth_window=growth)
+    driver = Driver(
+        blocks,
+        max_step_tokens=step_tokens,
+        max_running=running,
+        growth_window=growth,
+        tenant_block_share=tenant_share,
+    )
     keys: list[int] = []
     for i, one in enumerate(wanted):
         key = driver.reserve(one)

@@ -8,7 +8,7 @@ import pytest
 
 from baton.core.errors import TransportUnavailable
 from baton.core.types import KvFormat
-from baton.engine.sharedpool import Descriptors, MappedPool, PeerPools, PoolMemory, block_digest
+from baton.engine.sharedpool import Descriptors, MappedPool, PeerPools, PoolMemory, packed_digest
 from services.kvtransfer.checksum import block_checksums
 from services.kvtransfer.layout import pack
 
@@ -156,13 +156,13 @@ def test_memory_that_its_owner_could_take_away_is_not_mapped() -> None:
 
 def test_a_digest_knows_the_place_of_its_block() -> None:
     view = memoryview(bytes(SIZE))
-    assert block_digest(view, 1, LAYOUT, 4) != block_digest(view, 2, LAYOUT, 4)
+    assert packed_digest(view, 1, LAYOUT, 4) != packed_digest(view, 2, LAYOUT, 4)
 
 
 def test_one_flipped_bit_anywhere_changes_the_digest() -> None:
     data = bytearray(SIZE)
-    right = block_digest(memoryview(data), 0, LAYOUT, 4)
+    right = packed_digest(memoryview(data), 0, LAYOUT, 4)
     for bit in range(0, SIZE * 8, 5):
         data[bit // 8] ^= 1 << bit % 8
-        assert block_digest(memoryview(data), 0, LAYOUT, 4) != right
+        assert packed_digest(memoryview(data), 0, LAYOUT, 4) != right
         data[bit // 8] ^= 1 << bit % 8

@@ -228,7 +228,7 @@ class Fleet:
             fleet=self.view,
             prompts=Prompts(texts),
             admission=memory_admission(clock, meter, self.quota),
-            refusals=RefusalLog(self.refusals, clock),
+            refusals=RefusalLog(self.refusals, clock, meter or SilentMeter()),
             planner=self.planner,
             links=lambda where: self.workers[where.worker_id],
             meter=meter or SilentMeter(),

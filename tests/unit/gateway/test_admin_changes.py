@@ -275,6 +275,8 @@ def test_a_tenant_admin_rules_its_own_tenant_and_nothing_above_it() -> None:
         await admin.revoke_key(ACME.child("k1"), WHICHEVER, boss)
         gold, denied = Tenant("", "", Tier.GOLD), PermissionDenied
         await _refused(denied, admin.update(ACME, gold, ["tier"], WHICHEVER, boss))
+        await _refused(denied, admin.update(ACME, Tenant("", "", max_kv_blocks=9), ["max_kv_blocks"], WHICHEVER, boss))
+        await _refused(denied, admin.update(ACME, Tenant("", "", pool="p"), ["pool"], WHICHEVER, boss))
         await _refused(denied, admin.update(ACME, gold, ["*"], WHICHEVER, boss))
         await _refused(denied, admin.update(UMBRELLA, Organisation(""), ["limits"], WHICHEVER, boss))
         await _refused(denied, admin.create(UMBRELLA.child("new"), gold, NEW, boss))

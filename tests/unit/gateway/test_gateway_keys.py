@@ -8,7 +8,7 @@ import pytest
 
 from baton.core.errors import ConfigError, Unauthenticated
 from baton.core.tenancy import allows_model
-from baton.core.types import AdminRole
+from baton.core.types import AdminRole, Tier
 from gateway.keys import ApiKey, KeyRing, dump_keys, load_keys, new_key, new_server_secret
 
 SECRET = "5" * 64
@@ -66,6 +66,15 @@ def test_a_key_may_have_a_priority(tmp_path: Path) -> None:
     assert (ring.authenticate(plain).priority, ring.authenticate(urgent).priority) == (0, 10)
 
 
+def test_a_keys_tier_is_its_tenants(tmp_path: Path) -> None:
+    (plain, stored), (golden, other) = new_key("a", "acme"), new_key("b", "zeta")
+    path = tmp_path / "keys.json"
+    path.write_text(dump_keys(SECRET, [stored, replace(other, tier=Tier.GOLD)]))
+    ring = load_keys(path)
+    tiers = [ring.authenticate(key).payer.tenant.tier for key in (plain, golden)]
+    assert tiers == [Tier.BRONZE, Tier.GOLD]
+
+
 def test_a_key_may_have_a_role(tmp_path: Path) -> None:
     (plain, stored), (boss, other) = new_key("a", "acme"), new_key("b", "acme")
     path = tmp_path / "keys.json"
@@ -97,6 +106,9 @@ ENTRY: dict[str, object] = {"id": "a", "tenant": "acme", "secret_sha256": "0" * 
         ({"server_secret": SECRET, "keys": [ENTRY | {"models": "small"}]}, "models"),
         ({"server_secret": SECRET, "keys": [ENTRY | {"priority": 101}]}, "priority: must be an integer .* got 101"),
         ({"server_secret": SECRET, "keys": [ENTRY | {"priority": True}]}, "priority"),
+        ({"server_secret": SECRET, "keys": [ENTRY | {"tier": "lead"}]}, "tier: must be one of gold, .* got 'lead'"),
+        ({"server_secret": SECRET, "keys": [ENTRY | {"tier": ["gold"]}]}, "tier"),
+        ({"server_secret": SECRET, "keys": [ENTRY, ENTRY | {"id": "b", "tier": "gold"}]}, "tiers bronze and gold"),
         ({"server_secret": SECRET, "keys": [ENTRY | {"id": "a.b"}]}, "dot"),
         ({"server_secret": SECRET, "keys": [ENTRY | {"id": "A"}]}, r"keys\[0\].id: must be 1 to 63 of a-z.*'A'"),
         ({"server_secret": SECRET, "keys": [ENTRY | {"tenant": "a b"}]}, r"tenant: must be 1 to 63 of a-z.*'a b'"),

@@ -18,7 +18,7 @@ from baton.core.errors import (
     UnknownModel,
 )
 from baton.core.streams import closing
-from baton.core.types import ChatMessage, FinishReason, GenerateRequest, StopRules, TokenRequest
+from baton.core.types import ChatMessage, FinishReason, GenerateRequest, StopRules, Tier, TokenRequest
 from baton.telemetry.metrics import PrometheusMeter
 from tests.unit.gateway.asking import ASK, complete, spelled
 from tests.unit.gateway.doubles import CARD, MODEL, VOCAB, Fleet, RankedPlanner, ScriptedDecode, answer, record
@@ -26,14 +26,18 @@ from tests.unit.gateway.doubles import CARD, MODEL, VOCAB, Fleet, RankedPlanner,
 # --- one hop ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_keys_priority_goes_to_the_planner_and_to_the_worker() -> None:
+def test_the_keys_priority_and_what_its_tenant_may_have_of_workers_go_to_the_planner_and_to_the_worker() -> None:
     async def run() -> None:
         worker = ScriptedDecode("w0")
         fleet = Fleet(worker)
-        fleet.caller = replace(fleet.caller, priority=7)
+        account = fleet.caller.payer
+        tenant = replace(account.tenant, tier=Tier.SILVER, max_kv_blocks=40, pool="own")
+        fleet.view.update([replace(record("w0"), labels=("own",))])
+        fleet.caller = replace(fleet.caller, priority=7, account=replace(account, tenant=tenant))
         await fleet.ask(ASK)
-        assert [query.priority for query in fleet.planner.queries] == [7]
-        assert [request.tokens.priority for request in worker.requests] == [7]
+        [query], [sent] = fleet.planner.queries, [one.tokens for one in worker.requests]
+        assert (query.priority, query.tier, query.pool, query.tenant_max_blocks) == (7, Tier.SILVER, "own", 40)
+        assert (sent.priority, sent.tier, sent.tenant_max_blocks) == (7, Tier.SILVER, 40)
 
     asyncio.run(run())
 

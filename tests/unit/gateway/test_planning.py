@@ -36,6 +36,20 @@ def placing(planner: RankedPlanner, view: FleetView, budget: float = 0.02) -> Pl
     return Placing(planner, view, SilentMeter(), budget_seconds=budget)
 
 
+def test_without_the_planner_the_gateway_keeps_to_the_pools_that_it_registered() -> None:
+    dedicated, common = replace(record("a"), labels=("acme-only",)), record("b")
+    planner = replace(record("p", role=Role.PLANNER), pools=("tenant:acme=acme-only", "future:x=y"), card=None)
+    view = view_of(dedicated, common, planner)
+    other = replace(QUERY, tenant="zeta")
+    for _ in range(2):
+        plans = [least_load_plan(query, view, 0) for query in (QUERY, other)]
+        assert [[one.worker_id for one in plan.decode] for plan in plans] == [["a"], ["b"]]
+        view.update([dedicated, common])  # the planner is gone, and its map is still known
+    view.update([common])
+    with pytest.raises(Overloaded):
+        least_load_plan(QUERY, view, 0)
+
+
 def test_a_silent_planner_costs_its_budget_and_no_more() -> None:
     planner = RankedPlanner(["a"], silent=True)
     plan = asyncio.run(placing(planner, view_of(record("a"))).plan(QUERY))

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from baton.core.clock import ManualClock
 from baton.core.errors import QuotaExceeded, StateUnavailable
+from baton.core.telemetry import SilentMeter
 from baton.core.types import (
     Account,
     KeyRecord,
@@ -24,6 +25,19 @@ ACCOUNT = Account(Organisation("umbrella"), Tenant("acme", "umbrella"), KeyRecor
 REFUSED = QuotaExceeded.of([QuotaRefusal(Level.KEY, "k", "", Metric.CONCURRENCY, 1, 0, 1, 1, None)])
 
 
+class Counted(SilentMeter):
+    """One counter for all names."""
+
+    def __init__(self) -> None:
+        self.total = 0.0
+
+    def counter(self, name: str, help: str, labels: tuple[str, ...] = ()) -> Counted:
+        return self
+
+    def add(self, amount: float = 1.0, **labels: str) -> None:
+        self.total += amount
+
+
 def claim(request_id: str) -> QuotaClaim:
     return QuotaClaim(request_id, "", ACCOUNT, "m", 3, 4)
 
@@ -40,7 +54,7 @@ class LostRefusals(MemoryRefusals):
 def test_a_refusal_is_written_a_moment_later_with_all_that_explains_it() -> None:
     async def body() -> None:
         refusals, clock = MemoryRefusals(), PausedClock(50.0)
-        log = RefusalLog(refusals, clock)
+        log = RefusalLog(refusals, clock, SilentMeter())
         async with log.written():
             log.note(claim("r1"), REFUSED)
             assert await refusals.find("acme", "r1") is None
@@ -58,7 +72,7 @@ def test_a_refusal_is_written_a_moment_later_with_all_that_explains_it() -> None
 def test_what_waits_is_written_at_the_end() -> None:
     async def body() -> None:
         refusals = MemoryRefusals()
-        log = RefusalLog(refusals, PausedClock(50.0))
+        log = RefusalLog(refusals, PausedClock(50.0), SilentMeter())
         async with log.written():
             log.note(claim("r1"), REFUSED)
         assert await refusals.find("acme", "r1") is not None
@@ -66,10 +80,10 @@ def test_what_waits_is_written_at_the_end() -> None:
     asyncio.run(body())
 
 
-def test_an_outage_loses_notes_and_ends_nothing() -> None:
+def test_an_outage_loses_notes_which_are_counted_and_ends_nothing() -> None:
     async def body() -> None:
-        refusals, clock = LostRefusals(), PausedClock(50.0)
-        log = RefusalLog(refusals, clock)
+        refusals, clock, lost = LostRefusals(), PausedClock(50.0), Counted()
+        log = RefusalLog(refusals, clock, lost)
         async with log.written():
             log.note(claim("r1"), REFUSED)
             async with asyncio.timeout(5):
@@ -79,17 +93,18 @@ def test_an_outage_loses_notes_and_ends_nothing() -> None:
             refusals.is_away = False
             log.note(claim("r2"), REFUSED)
         assert await refusals.find("acme", "r1") is None and await refusals.find("acme", "r2") is not None
+        assert lost.total == 1
 
     asyncio.run(body())
 
 
-def test_a_flood_is_bounded_and_its_newest_are_kept() -> None:
+def test_a_flood_is_bounded_its_newest_are_kept_and_the_others_counted() -> None:
     async def body() -> None:
-        refusals = MemoryRefusals()
-        log = RefusalLog(refusals, ManualClock(0.0))
+        refusals, lost = MemoryRefusals(), Counted()
+        log = RefusalLog(refusals, ManualClock(0.0), lost)
         for number in range(WAITING + 5):
             log.note(claim(f"r{number}"), REFUSED)
-        assert len(log._waiting) == WAITING
+        assert len(log._waiting) == WAITING and lost.total == 5
         await log.write()
         assert await refusals.find("acme", f"r{WAITING + 4}") is not None
 

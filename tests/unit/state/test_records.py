@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from baton.core.types import EngineStats, ProcessRecord, Role, TierStats
+from baton.core.types import EngineStats, ProcessRecord, Role, Tier, TierLoad, TierStats
 from baton.state.records import decode_record, encode_record
 
-RECORD = ProcessRecord("d", Role.DECODE, "d:1", 5, 1, stats=EngineStats(waiting=3, backlog_tokens=7), tier=TierStats(9))
+STATS = EngineStats(waiting=3, backlog_tokens=7, tiers=(TierLoad(Tier.GOLD),))
+RECORD = ProcessRecord("d", Role.DECODE, "d:1", 5, 1, stats=STATS, tier=TierStats(9))
 
 
 def stored(part: str, **changes: Any) -> bytes:
@@ -26,7 +28,7 @@ def test_a_record_comes_back_as_it_was() -> None:
 def test_what_an_older_worker_does_not_say_is_not_known_and_what_a_newer_one_says_is_ignored() -> None:
     fields = json.loads(stored("stats", speed="fast"))
     del fields["stats"]["backlog_tokens"]
-    assert decode_record(json.dumps(fields).encode()).stats == EngineStats(waiting=3)
+    assert decode_record(json.dumps(fields).encode()).stats == replace(STATS, backlog_tokens=0)
 
 
 @pytest.mark.parametrize("part", ["stats", "tier"])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 
@@ -16,20 +16,18 @@ from baton.core.telemetry import SilentMeter, SilentTracer
 from baton.core.types import (
     Attempt,
     FilledBlocks,
-    FirstToken,
     KvChunk,
     KvConfirmation,
     KvFormat,
     KvHandshake,
     Ticket,
-    TokenChunk,
-    Usage,
 )
 from services.kvtransfer.config import KvTransferConfig
 from services.kvtransfer.receiver import Delivery, KvReceiver
 from services.kvtransfer.sender import KvSender
 from services.kvtransfer.tcp import TcpIncoming, TcpOutgoing
 from services.kvtransfer.transport import TransportName
+from tests.unit.services.kvtransfer.doubles import Held, Run
 
 FORMAT = KvFormat("fake", 4, 1, 1, 8)
 SIZE = FORMAT.block_bytes
@@ -43,67 +41,10 @@ def block(ordinal: int) -> bytes:
     return bytes([ordinal + 1]) * SIZE
 
 
-class Run:
-    """A prefill whose blocks fill in the given pieces."""
-
-    cached_tokens = 0
-
-    def __init__(self, *pieces: tuple[int, int]) -> None:
-        self.pieces = pieces
-        self.reading = 0
-
-    async def filled(self) -> AsyncIterator[FilledBlocks]:
-        for first, count in self.pieces:
-            yield FilledBlocks(first, count, (first + count) * FORMAT.block_size)
-
-    async def read_blocks(self, first_block: int, block_count: int) -> bytes:
-        return b"".join(block(ordinal) for ordinal in range(first_block, first_block + block_count))
-
-    def block_ids(self, first_block: int, block_count: int) -> tuple[int, ...]:
-        raise NotImplementedError
-
-    async def digest_blocks(self, first_block: int, filled: int, strong: bytes) -> tuple[bytes, ...]:
-        raise NotImplementedError
-
-    async def send_blocks(
-        self, first_block: int, link: int, number: int, filled: int, strong: bytes
-    ) -> tuple[bytes, ...]:
-        raise NotImplementedError
-
-    async def first_token(self) -> FirstToken:
-        return FirstToken(1, Usage())
-
-
-@dataclass
-class Held:
-    """A reservation of 16 blocks. ``spoil`` changes what is stored."""
-
-    cached_tokens: int = 0
-    stored: dict[int, bytes] = field(default_factory=dict)
-    spoil: bool = False
-
-    async def write_blocks(self, first_block: int, payload: bytes | memoryview) -> None:
-        for index in range(len(payload) // SIZE):
-            self.stored[first_block + index] = bytes(payload[index * SIZE : (index + 1) * SIZE])
-        if self.spoil:
-            self.stored[first_block] = bytes(SIZE)
-
-    async def read_blocks(self, first_block: int, block_count: int) -> bytes:
-        return b"".join(self.stored[ordinal] for ordinal in range(first_block, first_block + block_count))
-
-    async def pull_blocks(
-        self, first_block: int, source: int, source_blocks: Sequence[int], filled: int, strong: bytes = b""
-    ) -> tuple[bytes, ...]:
-        raise NotImplementedError
-
-    async def receive_blocks(
-        self, first_block: int, link: int, number: int, filled: int, strong: bytes
-    ) -> tuple[bytes, ...]:
-        raise NotImplementedError
-
-    async def decode(self, first: FirstToken | None) -> AsyncIterator[TokenChunk]:
-        raise NotImplementedError
-        yield TokenChunk()
+def filling(*pieces: tuple[int, int]) -> Run:
+    """A prefill whose blocks fill in pieces of (first block, count)."""
+    size = FORMAT.block_size
+    return Run(block, [FilledBlocks(first, count, (first + count) * size) for first, count in pieces])
 
 
 class Recorded:
@@ -173,8 +114,8 @@ def chunk_of(ticket: Ticket, first: int, count: int, **changes: object) -> KvChu
 
 def test_blocks_arrive_at_their_places_in_messages_of_bounded_size() -> None:
     async def run() -> None:
-        pair, held = Pair(), Held()
-        shipped, delivery = await pair.ship(Run((0, 3), (3, 1), (4, 5)), held, range(9))
+        pair, held = Pair(), Held(FORMAT)
+        shipped, delivery = await pair.ship(filling((0, 3), (3, 1), (4, 5)), held, range(9))
         assert held.stored == {ordinal: block(ordinal) for ordinal in range(9)}
         assert shipped == delivery.bytes_received == 9 * SIZE
         offers = [call[1:] for call in pair.wire.calls if call[0] == "offer"]
@@ -185,8 +126,8 @@ def test_blocks_arrive_at_their_places_in_messages_of_bounded_size() -> None:
 
 def test_block_larger_than_a_message_is_sent_alone() -> None:
     async def run() -> None:
-        pair, held = Pair(KvTransferConfig(max_message_bytes=1)), Held()
-        await pair.ship(Run((0, 3)), held, range(3))
+        pair, held = Pair(KvTransferConfig(max_message_bytes=1)), Held(FORMAT)
+        await pair.ship(filling((0, 3)), held, range(3))
         assert [call for call in pair.wire.calls if call[0] == "offer"] == [("offer", n, 1) for n in range(3)]
 
     asyncio.run(run())
@@ -195,8 +136,8 @@ def test_block_larger_than_a_message_is_sent_alone() -> None:
 @pytest.mark.parametrize("skip", range(6))
 def test_skipped_blocks_are_not_sent(skip: int) -> None:
     async def run() -> None:
-        pair, held = Pair(), Held()
-        await pair.ship(Run((0, 4), (4, 2)), held, range(skip, 6))
+        pair, held = Pair(), Held(FORMAT)
+        await pair.ship(filling((0, 4), (4, 2)), held, range(skip, 6))
         assert sorted(held.stored) == list(range(skip, 6))
 
     asyncio.run(run())
@@ -206,7 +147,7 @@ def test_skipped_blocks_are_not_sent(skip: int) -> None:
 def test_all_offers_are_confirmed_at_once_after_the_last_acknowledgement(skip: int) -> None:
     async def run() -> None:
         pair = Pair()
-        await pair.ship(Run((0, 5), (5, 3)), Held(), range(skip, 8))
+        await pair.ship(filling((0, 5), (5, 3)), Held(FORMAT), range(skip, 8))
         *before, last = pair.wire.calls
         assert last == ("confirm", skip, 8 - skip)
         assert {name for name, _, _ in before} == {"offer", "acknowledged"}
@@ -217,7 +158,7 @@ def test_all_offers_are_confirmed_at_once_after_the_last_acknowledgement(skip: i
 def test_nothing_is_confirmed_where_nothing_is_missing() -> None:
     async def run() -> None:
         pair = Pair()
-        await pair.ship(Run((0, 4)), Held(), range(4, 4))
+        await pair.ship(filling((0, 4)), Held(FORMAT), range(4, 4))
         assert pair.wire.calls == []
 
     asyncio.run(run())
@@ -226,7 +167,7 @@ def test_nothing_is_confirmed_where_nothing_is_missing() -> None:
 def test_offers_overlap_up_to_their_bound() -> None:
     async def run() -> None:
         pair = Pair(KvTransferConfig(max_message_bytes=SIZE, offers_in_flight=3))
-        await pair.ship(Run((0, 12)), Held(), range(12))
+        await pair.ship(filling((0, 12)), Held(FORMAT), range(12))
         assert pair.wire.most_under_way == 3
 
     asyncio.run(run())
@@ -236,7 +177,7 @@ def test_hands_are_shaken_once_per_life_of_a_receiver() -> None:
     async def run() -> None:
         pair = Pair()
         for _ in range(3):
-            await pair.ship(Run((0, 1)), Held(), range(1))
+            await pair.ship(filling((0, 1)), Held(FORMAT), range(1))
         assert pair.wire.handshakes == 1
 
     asyncio.run(run())
@@ -257,15 +198,15 @@ def test_receiver_of_another_format_is_refused_before_any_byte() -> None:
 def test_lost_receiver_is_left_alone_for_a_while_and_greeted_anew() -> None:
     async def run() -> None:
         pair = Pair()
-        await pair.ship(Run((0, 1)), Held(), range(1))
+        await pair.ship(filling((0, 1)), Held(FORMAT), range(1))
         pair.wire.fails = PeerUnavailable("gone")
         with pytest.raises(PeerUnavailable, match="gone"):
-            await pair.ship(Run((0, 1)), Held(), range(1))
+            await pair.ship(filling((0, 1)), Held(FORMAT), range(1))
         pair.wire.fails = None
         with pytest.raises(PeerUnavailable, match="was lost a moment ago"):
-            await pair.ship(Run((0, 1)), Held(), range(1))
+            await pair.ship(filling((0, 1)), Held(FORMAT), range(1))
         pair.clock.advance(KvTransferConfig().peer_rest_seconds)
-        await pair.ship(Run((0, 1)), Held(), range(1))
+        await pair.ship(filling((0, 1)), Held(FORMAT), range(1))
         assert pair.wire.handshakes == 2
 
     asyncio.run(run())
@@ -284,7 +225,7 @@ def test_the_first_offer_of_many_mapped_blocks_is_small_and_each_is_a_span_of_it
             return nullcontext()
 
     async def run() -> None:
-        spans, held = Spans(), Held()
+        spans, held = Spans(), Held(FORMAT)
         config = KvTransferConfig(max_message_bytes=2 * SIZE, max_mapped_bytes=8 * SIZE)
         pair = Pair(config)
         way = Mapped(FORMAT, config.checksum_policy)
@@ -292,7 +233,7 @@ def test_the_first_offer_of_many_mapped_blocks_is_small_and_each_is_a_span_of_it
         pair.sender = KvSender(
             SENDER, lambda _: pair.wire, [way], config=config, meter=SilentMeter(), clock=pair.clock, tracer=spans
         )
-        await pair.ship(Run((0, 20)), held, range(20))
+        await pair.ship(filling((0, 20)), held, range(20))
         assert [call[1:] for call in pair.wire.calls if call[0] == "offer"] == [(0, 2), (2, 8), (10, 8), (18, 2)]
         assert held.stored == {ordinal: block(ordinal) for ordinal in range(20)}
         assert [span["blocks"] for span in spans.attributes] == [2, 8, 8, 2]
@@ -306,7 +247,7 @@ def test_one_failed_offer_cancels_the_others_and_is_the_answer() -> None:
         pair = Pair(KvTransferConfig(max_message_bytes=SIZE))
         pair.wire.fails = TransferRejected("no")
         with pytest.raises(TransferRejected, match="no"):
-            await pair.ship(Run((0, 10)), Held(), range(10))
+            await pair.ship(filling((0, 10)), Held(FORMAT), range(10))
         assert [name for name, _, _ in pair.wire.calls if name == "confirm"] == []
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
@@ -316,14 +257,14 @@ def test_one_failed_offer_cancels_the_others_and_is_the_answer() -> None:
 def test_bytes_that_are_stored_wrong_are_found() -> None:
     async def run() -> None:
         with pytest.raises(CorruptTransfer, match="block 0 does not match its checksum as stored"):
-            await Pair().ship(Run((0, 2)), Held(spoil=True), range(2))
+            await Pair().ship(filling((0, 2)), Held(FORMAT, spoil=True), range(2))
 
     asyncio.run(run())
 
 
 def test_payload_of_the_wrong_size_and_missing_checksums_are_refused() -> None:
     async def run() -> None:
-        pair, held = Pair(), Held()
+        pair, held = Pair(), Held(FORMAT)
         async with pair.accept(held, range(4)) as delivery:
             with pytest.raises(TransferRejected, match=r"payload: tokens 0\.\.7 are 128 bytes, got 64"):
                 await pair.receiver.offer(chunk_of(delivery.ticket, 0, 2, payload=bytes(SIZE)))
@@ -336,7 +277,7 @@ def test_payload_of_the_wrong_size_and_missing_checksums_are_refused() -> None:
 
 def test_only_the_last_block_of_the_context_may_be_partly_filled() -> None:
     async def run() -> None:
-        pair, held = Pair(KvTransferConfig(checksums="off")), Held()
+        pair, held = Pair(KvTransferConfig(checksums="off")), Held(FORMAT)
         async with pair.receiver.accept("r", ATTEMPT, held, skip_blocks=0, context_tokens=6) as delivery:
             with pytest.raises(TransferRejected, match=r"payload: tokens 0\.\.3 are 64 bytes, got 48"):
                 await pair.receiver.offer(chunk_of(delivery.ticket, 0, 1, payload=bytes(48)))
@@ -351,8 +292,8 @@ def test_only_the_last_block_of_the_context_may_be_partly_filled() -> None:
 def test_incomplete_delivery_is_named() -> None:
     async def run() -> None:
         pair = Pair()
-        async with pair.accept(Held(), range(4)) as delivery:
-            await pair.sender.ship(delivery.ticket, Run((0, 3)), 0)
+        async with pair.accept(Held(FORMAT), range(4)) as delivery:
+            await pair.sender.ship(delivery.ticket, filling((0, 3)), 0)
             with pytest.raises(TransferRejected, match="request r: 1 blocks are not valid, the first is 3"):
                 pair.receiver.require_complete(delivery)
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 
@@ -15,13 +14,11 @@ from baton.core.telemetry import SilentMeter
 from baton.core.types import (
     Attempt,
     FilledBlocks,
-    FirstToken,
     KvChunk,
     KvConfirmation,
     KvFormat,
     KvHandshake,
     KvSource,
-    Usage,
 )
 from services.kvtransfer.checksum import block_checksums
 from services.kvtransfer.config import KvTransferConfig
@@ -31,6 +28,7 @@ from services.kvtransfer.receiver import Delivery, KvReceiver
 from services.kvtransfer.sender import KvSender
 from services.kvtransfer.tcp import TcpIncoming, TcpOutgoing
 from services.kvtransfer.transport import TransportName
+from tests.unit.services.kvtransfer.doubles import Held, Run
 
 SMALL = KvFormat("fake", 4, 1, 1, 1)  # two bytes a token: K, then V
 LARGE = replace(SMALL, block_size=8)
@@ -44,65 +42,9 @@ def block(ordinal: int, layout: KvFormat) -> bytes:
     return bytes(tokens) + bytes(200 - token for token in tokens)
 
 
-class Run:
-    """A prefill whose blocks fill in the given pieces."""
-
-    cached_tokens = 0
-
-    def __init__(self, layout: KvFormat, *pieces: FilledBlocks) -> None:
-        self.layout = layout
-        self.pieces = pieces
-
-    async def filled(self) -> AsyncIterator[FilledBlocks]:
-        for piece in self.pieces:
-            yield piece
-            for _ in range(10):  # as long as an offer takes
-                await asyncio.sleep(0)
-
-    async def read_blocks(self, first_block: int, block_count: int) -> bytes:
-        return b"".join(block(first_block + index, self.layout) for index in range(block_count))
-
-    def block_ids(self, first_block: int, block_count: int) -> tuple[int, ...]:
-        raise NotImplementedError
-
-    async def digest_blocks(self, first_block: int, filled: int, strong: bytes) -> tuple[bytes, ...]:
-        raise NotImplementedError
-
-    async def send_blocks(
-        self, first_block: int, link: int, number: int, filled: int, strong: bytes
-    ) -> tuple[bytes, ...]:
-        raise NotImplementedError
-
-    async def first_token(self) -> FirstToken:
-        return FirstToken(1, Usage())
-
-
-@dataclass
-class Held:
-    """A reservation, of blocks of this layout."""
-
-    layout: KvFormat
-    cached_tokens: int = 0
-    stored: dict[int, bytes] = field(default_factory=dict[int, bytes])
-
-    async def write_blocks(self, first_block: int, payload: bytes | memoryview) -> None:
-        size = self.layout.block_bytes
-        for index in range(len(payload) // size):
-            assert first_block + index not in self.stored, "a block is written once"
-            self.stored[first_block + index] = bytes(payload[index * size : (index + 1) * size])
-
-    async def read_blocks(self, first_block: int, block_count: int) -> bytes:
-        return b"".join(self.stored[ordinal] for ordinal in range(first_block, first_block + block_count))
-
-    async def pull_blocks(
-        self, first_block: int, source: int, source_blocks: Sequence[int], filled: int, strong: bytes = b""
-    ) -> tuple[bytes, ...]:
-        raise NotImplementedError
-
-    async def receive_blocks(
-        self, first_block: int, link: int, number: int, filled: int, strong: bytes
-    ) -> tuple[bytes, ...]:
-        raise NotImplementedError
+def filling(layout: KvFormat, *pieces: FilledBlocks) -> Run:
+    """A prefill of that sequence; between two pieces an offer has the time that it takes."""
+    return Run(lambda ordinal: block(ordinal, layout), pieces, turns=10)
 
 
 class AsSharedMemory(TcpOutgoing):
@@ -166,7 +108,7 @@ def test_offers_fill_whole_blocks_of_the_receiver_and_wait_until_they_can() -> N
     async def run() -> None:
         pair, held = Pair(SMALL, LARGE), Held(LARGE)
         pieces = (FilledBlocks(0, 1, 4), FilledBlocks(1, 2, 12), FilledBlocks(3, 4, 28), FilledBlocks(7, 2, 33))
-        delivery = await pair.ship(Run(SMALL, *pieces), held, 0, 33)
+        delivery = await pair.ship(filling(SMALL, *pieces), held, 0, 33)
         assert pair.wire.calls == [("offer", first, 2) for first in (0, 2, 4, 6)] + [("offer", 8, 1), ("confirm", 0, 5)]
         assert [held.stored[ordinal] for ordinal in range(4)] == [block(ordinal, LARGE) for ordinal in range(4)]
         assert held.stored[4] == bytes([32, *[0] * 7, 200 - 32, *[0] * 7])
@@ -178,7 +120,7 @@ def test_offers_fill_whole_blocks_of_the_receiver_and_wait_until_they_can() -> N
 def test_a_block_of_the_sender_that_the_receiver_holds_in_part_comes_whole_and_is_written_in_part() -> None:
     async def run() -> None:
         pair, held = Pair(LARGE, SMALL), Held(SMALL)
-        delivery = await pair.ship(Run(LARGE, FilledBlocks(0, 3, 23)), held, 3, 23)
+        delivery = await pair.ship(filling(LARGE, FilledBlocks(0, 3, 23)), held, 3, 23)
         assert pair.wire.calls == [("offer", 1, 1), ("offer", 2, 1), ("confirm", 3, 3)]
         assert sorted(held.stored) == [3, 4, 5]
         assert (held.stored[3], held.stored[4]) == (block(3, SMALL), block(4, SMALL))
@@ -193,7 +135,7 @@ def test_an_offer_to_be_converted_is_a_message_at_most_since_a_front_converts_it
         for target, offers in ((LARGE, [(first, 2) for first in range(0, 12, 2)]), (SMALL, [(0, 2), (2, 10)])):
             pair = Pair(SMALL, target, AsSharedMemory)
             pair.receiver._transports[TransportName.SHM] = pair.receiver._transports[TransportName.TCP]
-            await pair.ship(Run(SMALL, FilledBlocks(0, 12, 48)), Held(target), 0, 48)
+            await pair.ship(filling(SMALL, FilledBlocks(0, 12, 48)), Held(target), 0, 48)
             assert [call[1:] for call in pair.wire.calls if call[0] == "offer"] == offers
 
     asyncio.run(run())
