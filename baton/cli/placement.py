@@ -9,14 +9,16 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
 from baton.core.errors import ConfigError
 from baton.core.types import Role
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+LAST = "-1"  # CUDA sees none of those that come after it
 LISTING_SECONDS = 20.0
 _LISTED = re.compile(r"GPU (\d+): ")
-_NAME = re.compile(r"\d+|GPU-[0-9a-fA-F-]+")
+_NAME = re.compile(r"0|[1-9][0-9]*|GPU-[0-9a-fA-F-]+")
 
 
 def visible_gpus(
@@ -43,7 +45,8 @@ def known_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Those that this process sees: by its own environment, else by what the driver lists; empty if neither says."""
     given = environ.get(VISIBLE)
     if given is not None:
-        return tuple(name.strip() for name in given.split(",") if name.strip())
+        names = (name.strip() for name in given.split(","))
+        return tuple(name for name in takewhile(lambda name: name != LAST, names) if name)
     program = shutil.which("nvidia-smi")
     if program is None:
         return ()

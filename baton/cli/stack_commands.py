@@ -71,7 +71,8 @@ def _up(arguments: argparse.Namespace, given: Sequence[str]) -> int:
         decode=arguments.decode,
         kvtransfer=arguments.kvtransfer,
         device=arguments.device,
-        gpus=tuple(name.strip() for name in arguments.gpus.split(",") if name.strip()),
+        # An empty name is refused with the wrong ones: who wrote "0,$OTHER" is told that it is not set.
+        gpus=tuple(name.strip() for name in arguments.gpus.split(",")) if arguments.gpus else (),
         config=arguments.config,
         flags=tuple(arguments.set),
     )

@@ -55,8 +55,11 @@ class StepPace:
         """A step of ``rows`` decode rows and ``tokens`` of prompts has taken ``seconds``."""
         if seconds <= 0:
             return
+        # With prompts in it a step takes no less than rows alone, so one that did says that they have become faster:
+        # where prompts never end, no other step would.
+        if not tokens or (rows and seconds < self.row_seconds):
+            self.row_seconds = _moved(self.row_seconds, _believed(seconds, self.row_seconds), LEARNING)
         if not tokens:
-            self.row_seconds = _moved(self.row_seconds, seconds, LEARNING)
             return
         # Rows that have grown many since they were last measured alone must not eat up the whole step.
         own = max(seconds - self.row_seconds, seconds / 4) if rows else seconds
@@ -67,7 +70,7 @@ class StepPace:
         known = self._token_seconds
         if tokens < self._telling and (not known or seconds >= known):
             return
-        seen = min(seconds, OUTLIER * known) if known else seconds
+        seen = _believed(seconds, known)
         self._token_seconds = _moved(known, seen, LEARNING * min(1.0, tokens / WHOLE_WEIGHT_TOKENS))
 
     def chunk_tokens(self, rows: int) -> int:
@@ -87,6 +90,10 @@ class StepPace:
             return 1 / self._token_seconds
         tokens = self.chunk_tokens(rows)
         return tokens / (self.row_seconds + tokens * self._token_seconds)
+
+
+def _believed(seen: float, known: float) -> float:
+    return min(seen, OUTLIER * known) if known else seen
 
 
 def _moved(before: float, seen: float, weight: float) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Final, cast
 
 import grpc
@@ -24,6 +25,8 @@ from protos.baton.v1 import types_pb2
 DOMAIN: Final = "baton"
 DETAILS_KEY: Final = "grpc-status-details-bin"
 MAX_TEXT: Final = 1024  # characters of a message or field: a peer accepts only some kilobytes of trailing metadata
+
+MAX_RETRY_SECONDS: Final = 366 * 86400.0  # no limit of ours lasts longer; what is more is no hint of a peer's
 
 _CODES: Final[dict[type[BatonError], grpc.StatusCode]] = {
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
@@ -104,7 +107,8 @@ def from_detail(detail: types_pb2.ErrorDetail) -> BatonError:
 
 
 def _build(kind: type[BatonError], detail: types_pb2.ErrorDetail) -> BatonError:
-    retry_after = detail.retry_after_seconds if detail.HasField("retry_after_seconds") else None
+    said = detail.retry_after_seconds if detail.HasField("retry_after_seconds") else None
+    retry_after = said if said is not None and 0 <= said <= MAX_RETRY_SECONDS else None  # NaN is not, either
     if issubclass(kind, errors.InvalidRequest):
         return kind(detail.message, field=detail.field)
     if issubclass(kind, errors.QuotaExceeded):
@@ -183,5 +187,6 @@ def _rich_detail(error: grpc.aio.AioRpcError) -> types_pb2.ErrorDetail | None:
         return None
     detail = types_pb2.ErrorDetail(reason=info.reason, message=status.message, field=info.metadata.get("field", ""))
     if "retry_after_seconds" in info.metadata:
-        detail.retry_after_seconds = float(info.metadata["retry_after_seconds"])
+        with suppress(ValueError):  # a hint that is none
+            detail.retry_after_seconds = float(info.metadata["retry_after_seconds"])
     return detail

@@ -190,7 +190,7 @@ class PacketAnswers:
     async def _carry_out(self, kind: Kind, body: bytes) -> None:
         try:
             if kind is Kind.OFFER:
-                chunk = chunk_from_wire(Offer(kvtransfer_pb2.OfferRequest.FromString(body)))
+                chunk = chunk_from_wire(Offer.of(kvtransfer_pb2.OfferRequest.FromString(body)))
                 with log_context(request_id=chunk.ticket.request_id):
                     await self._receiver.offer(chunk)
             elif kind is Kind.CONFIRM:

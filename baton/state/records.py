@@ -34,22 +34,30 @@ def decode_record(data: bytes) -> ProcessRecord:
         known["labels"] = tuple(fields.get("labels", ()))
         known["pools"] = tuple(fields.get("pools", ()))
         known["stats"] = _stats(fields.get("stats") or {})
-        known["tier"] = TierStats(**_known(TierStats, fields["tier"])) if fields.get("tier") else None
+        known["tier"] = TierStats(**_figures(_known(TierStats, fields["tier"]))) if fields.get("tier") else None
         return ProcessRecord(**known)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a process record: {error}") from error
 
 
 def _stats(fields: dict[str, Any]) -> EngineStats:
-    known = _known(EngineStats, fields)
+    known = _figures(_known(EngineStats, fields), "tiers")
     known["tiers"] = tuple(_tier_load(load) for load in fields.get("tiers", ()) if load["tier"] in set(Tier))
     return EngineStats(**known)
 
 
 def _tier_load(fields: dict[str, Any]) -> TierLoad:
-    known = _known(TierLoad, fields)
+    known = _figures(_known(TierLoad, fields), "tier")
     known["tier"] = Tier(fields["tier"])
     return TierLoad(**known)
+
+
+def _figures(known: dict[str, Any], *others: str) -> dict[str, Any]:
+    """All but ``others`` have to be numbers: planning calculates with them, and one bad record must not end it."""
+    for name, value in known.items():
+        if name not in others and not isinstance(value, int | float):
+            raise TypeError(f"{name}: must be a number, got {value!r}")
+    return known
 
 
 def _card(fields: dict[str, Any]) -> ModelCard:

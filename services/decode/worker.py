@@ -181,8 +181,9 @@ class DecodeWorker:
         for candidate in candidates:
             if candidate.worker_id == self._me.worker_id or self._circuit.is_open(candidate):
                 continue
+            attempt = self._receiver.fresh(go.request.tokens.request_id, next(attempts))
             try:
-                return await self._hand_over(go, candidate, next(attempts), max_wait)
+                return await self._hand_over(go, candidate, attempt, max_wait)
             except THE_REQUESTS_OWN:
                 raise
             except Busy as error:

@@ -7,6 +7,7 @@ import asyncio
 import socket
 from collections import OrderedDict
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 from baton.core.api import KvReceiverApi, SharedPool
 from baton.core.errors import InvalidRequest, TransportUnavailable
@@ -34,7 +35,8 @@ class DoorCalls:
         self._pool = pool
         self._limit = limit
         self._calls: OrderedDict[LocalDoor, _Connection] = OrderedDict()
-        self._opening = asyncio.Lock()
+        # One for each door that is being opened: a receiver that does not answer keeps nobody from another one's.
+        self._opening = WeakValueDictionary[LocalDoor, asyncio.Lock]()
 
     def reaches(self, receiver: KvHandshake) -> bool:
         return receiver.door is not None and receiver.host == self._host
@@ -44,7 +46,7 @@ class DoorCalls:
         door = receiver.door
         if door is None:
             raise TransportUnavailable(f"{receiver.worker_id} has no door")
-        async with self._opening:
+        async with self._opening.setdefault(door, asyncio.Lock()):
             if door in self._calls:
                 self._calls.move_to_end(door)
                 return

@@ -87,9 +87,16 @@ class Conversion:
     def landing(self, first_block: int, block_count: int, context_tokens: int, held: int) -> Landing:
         """Of blocks of the sender, of a prompt of ``context_tokens`` of which the receiver holds ``held`` blocks.
 
-        TransferRejected when they begin or end inside a block of the receiver, which would stay unfinished.
+        TransferRejected when one of them holds nothing of the prompt, and when they begin or end inside a block of the
+        receiver, which would stay unfinished.
         """
         size, own = self.source.block_size, self.target.block_size
+        blocks = -(-context_tokens // size)
+        if first_block + block_count > blocks:
+            raise TransferRejected(
+                f"block_count: {context_tokens} tokens are {blocks} blocks of {size}, "
+                f"offered are {first_block}..{first_block + block_count - 1}"
+            )
         begin, end = first_block * size, min(context_tokens, (first_block + block_count) * size)
         if begin % own or (end % own and end != context_tokens):
             raise TransferRejected(

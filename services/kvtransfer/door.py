@@ -102,11 +102,20 @@ class PoolDoor:
         except OSError:
             return
         caller.setblocking(False)
-        if len(self._callers) >= MAX_CALLERS or not is_own_user(caller):
+        if not is_own_user(caller) or not self._has_room():
             caller.close()
             return
         self._callers[caller] = None
         self._loop.add_reader(caller, self._on_message, caller)
+
+    def _has_room(self) -> bool:
+        """For one more caller, if need be in the place of who has called the longest without a greeting."""
+        if len(self._callers) < MAX_CALLERS:
+            return True
+        silent = next((caller for caller, epoch in self._callers.items() if epoch is None), None)
+        if silent is not None:
+            self._leave(silent)
+        return silent is not None
 
     def _on_message(self, caller: socket.socket) -> None:
         try:
@@ -116,6 +125,8 @@ class PoolDoor:
         except OSError:
             message, fds = b"", []
         if not message:
+            for fd in fds:  # an empty packet may bring one
+                os.close(fd)
             self._leave(caller)
         elif caller in self._answers and not fds:
             self._on_packet(caller, message)

@@ -77,6 +77,10 @@ class KvReceiver:
     def open_tickets(self) -> int:
         return len(self._book)
 
+    def fresh(self, request_id: str, attempt: Attempt) -> Attempt:
+        """``attempt``, or a later retry if that has had a ticket here before."""
+        return self._book.fresh(request_id, attempt)
+
     @asynccontextmanager
     async def accept(
         self, request_id: str, attempt: Attempt, reservation: WritableBlocks, *, skip_blocks: int, context_tokens: int

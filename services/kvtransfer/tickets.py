@@ -5,12 +5,15 @@ A block goes through: expected, writing, acknowledged, confirmed (valid). Whatev
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from baton.core.errors import TransferRejected
 from baton.core.types import Attempt, Ticket
+
+MAX_REMEMBERED = 16384  # hops whose retries are known: far more than end while a late offer is on its way
 
 
 @dataclass(slots=True)
@@ -29,9 +32,19 @@ class TicketBook:
         self._address = address
         self._epoch = epoch
         self._open: dict[tuple[str, Attempt], _Entry] = {}
+        self._last: OrderedDict[tuple[str, int], int] = OrderedDict()  # retry that had a ticket, by request and hop
 
     def __len__(self) -> int:
         return len(self._open)
+
+    def fresh(self, request_id: str, attempt: Attempt) -> Attempt:
+        """``attempt``, or the next retry of its hop that never had a ticket.
+
+        Clients choose request ids, so two tenants may have the same one at a time, and a client one after another. What
+        comes late for the former request has to meet a dead ticket, not the same one again.
+        """
+        used = self._last.get((request_id, attempt.hop))
+        return attempt if used is None else Attempt(attempt.hop, max(attempt.retry, used + 1))
 
     def open(self, request_id: str, attempt: Attempt, blocks: range) -> Ticket:
         """Allow ``blocks`` (ordinals in the sequence) to be filled. TransferRejected while this attempt is open."""
@@ -39,6 +52,7 @@ class TicketBook:
             raise TransferRejected(f"request {request_id}: attempt {attempt} already has a ticket")
         ticket = Ticket(request_id, attempt, self._address, self._epoch)
         self._open[request_id, attempt] = _Entry(ticket, blocks)
+        self._remember(request_id, attempt)
         return ticket
 
     def close(self, ticket: Ticket) -> None:
@@ -78,10 +92,21 @@ class TicketBook:
         entry = self._entry(ticket)
         return tuple(block for block in entry.blocks if block not in entry.confirmed)
 
+    def _remember(self, request_id: str, attempt: Attempt) -> None:
+        hop = (request_id, attempt.hop)
+        self._last[hop] = max(attempt.retry, self._last.get(hop, 0))
+        self._last.move_to_end(hop)
+        if len(self._last) > MAX_REMEMBERED:
+            self._last.popitem(last=False)
+
     def _entry(self, ticket: Ticket) -> _Entry:
         if ticket.receiver_epoch != self._epoch:
             raise TransferRejected(
                 f"receiver_epoch: the ticket names {ticket.receiver_epoch}, this receiver is {self._epoch}"
+            )
+        if ticket.receiver_address != self._address:
+            raise TransferRejected(
+                f"receiver_address: the ticket names {ticket.receiver_address!r}, this receiver is {self._address!r}"
             )
         entry = self._open.get((ticket.request_id, ticket.attempt))
         if entry is not None:

@@ -123,9 +123,10 @@ def _balances(config: PlannerConfig) -> bool:
 
 
 def _has_too_much(worker: ProcessRecord, config: PlannerConfig) -> bool:
-    """Requests wait for a place, or its answers have become slow."""
-    limit = config.tpot_limit_ms / 1000
-    return worker.stats.waiting > 0 or 0 < limit < worker.stats.decode_step_seconds
+    """Requests wait for a place, or its answers have become slow. How long its steps took says nothing of a worker that
+    has come to rest since, and would say it for as long as nothing is sent there."""
+    limit, stats = config.tpot_limit_ms / 1000, worker.stats
+    return stats.waiting > 0 or (stats.running > 0 and 0 < limit < stats.decode_step_seconds)
 
 
 def _has_time(worker: ProcessRecord, config: PlannerConfig) -> bool:

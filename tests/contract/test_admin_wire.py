@@ -11,6 +11,7 @@ from typing import Any
 import grpc.aio
 import pytest
 from google.protobuf.field_mask_pb2 import FieldMask
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from baton.core.errors import (
     AlreadyExists,
@@ -54,6 +55,7 @@ from protos.baton.v1.types_pb2 import TIER_BRONZE
 from tests.admin_world import ACME, NEW, NOON, ROOT, UMBRELLA, WHICHEVER, AdminWorld
 from tests.contract.wire_doubles import wire
 
+NO_TIME = Timestamp(seconds=2**62)
 EVERY_LIMIT = Limits(1, 2, 3, 4, 5, 6, 0, 8, frozenset({Metric.CONCURRENCY, Metric.TOKENS_PER_DAY}))
 RULES = (ModelLimits("m", Limits(concurrency=1)), ModelLimits("big", EVERY_LIMIT))
 WHOLE_TENANT = Tenant(
@@ -259,6 +261,8 @@ def test_a_viewer_who_names_nothing_sees_its_own_tenant() -> None:
         ("ExplainRefusal", pb.ExplainRefusalRequest(parent=str(ACME)), "ExplainRefusalRequest.request_id"),
         ("QueryUsage", pb.QueryUsageRequest(), "QueryUsageRequest.filter"),
         ("RotateKey", pb.RotateKeyRequest(name=str(ACME.child("k")), successor_id="a.b{"), "successor_id"),
+        ("CreateKey", pb.CreateKeyRequest(parent=str(ACME), key=pb.Key(expire_time=NO_TIME)), "Key.expire_time"),
+        ("QueryUsage", pb.QueryUsageRequest(filter=pb.UsageFilter(end_time=NO_TIME)), "UsageFilter.end_time"),
     ],
 )
 def test_what_no_client_of_ours_sends_is_refused_by_its_field(method: str, request_: Any, field: str) -> None:

@@ -55,8 +55,9 @@ class Bench:
 
 @pytest.fixture(scope="module")
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    """Parameter: ``shm``, which workers of one host take by themselves, or ``tcp``, which is then the only one."""
-    only = ("kvtransfer.transports=tcp",) if request.param == "tcp" else ()
+    """Parameter: ``shm``, which workers of one host take by themselves, ``tcp``, which is then the only one, or
+    ``local``: by shm, with offers past the proxies."""
+    only = {"shm": (), "tcp": ("kvtransfer.transports=tcp",), "local": ("kvtransfer.local_calls=true",)}[request.param]
     context = deployment(tmp_path_factory.mktemp("deployment"), "engine.fake_step_ms=2", *only)
     with asyncio.Runner() as runner:
         found = runner.run(context.__aenter__())

@@ -117,7 +117,7 @@ def note_to_wire(note: RefusalNote) -> pb.ExplainRefusalResponse:
 def note_from_wire(message: pb.ExplainRefusalResponse) -> RefusalNote:
     return RefusalNote(
         request_id=message.request_id,
-        at=time_from_wire(message.time),
+        at=time_from_wire(message, "time"),
         tenant=message.tenant,
         key_id=message.key_id,
         model=message.model,
@@ -165,7 +165,7 @@ def filter_to_wire(query: UsageQuery) -> pb.UsageFilter:
 def filter_from_wire(message: pb.UsageFilter) -> UsageQuery:
     require(message, "end_time")
     parent = parse_resource_name("parent", message.parent)
-    return UsageQuery(parent, time_from_wire(message.start_time), time_from_wire(message.end_time), message.model)
+    return UsageQuery(parent, time_from_wire(message, "start_time"), time_from_wire(message, "end_time"), message.model)
 
 
 def group_from_wire(request: pb.QueryUsageRequest) -> UsageGroup:
@@ -252,7 +252,7 @@ def audit_to_wire(entry: AuditEntry) -> pb.AuditEntry:
 def audit_from_wire(message: pb.AuditEntry) -> AuditEntry:
     return AuditEntry(
         id=message.id,
-        at=time_from_wire(message.time),
+        at=time_from_wire(message, "time"),
         actor=message.actor,
         action=message.action,
         resource=message.resource,

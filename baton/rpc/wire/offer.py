@@ -49,10 +49,14 @@ class Offer:
                     break
                 return cls(rest, (view[begin:end],))
             at = end
-        rest = pb.OfferRequest.FromString(data)
-        payload = rest.payload
-        rest.ClearField("payload")
-        return cls(rest, (payload,) if payload else ())
+        return cls.of(pb.OfferRequest.FromString(data))
+
+    @classmethod
+    def of(cls, message: pb.OfferRequest) -> Offer:
+        """For small messages. ``message`` loses its payload."""
+        payload = message.payload
+        message.ClearField("payload")
+        return cls(message, (payload,) if payload else ())
 
 
 def _value(view: memoryview, tag: int, at: int) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from baton.core.errors import InvalidRequest
 from baton.core.resource_names import parse_resource_name
 from baton.core.types import (
     AdminRole,
@@ -55,8 +56,15 @@ def time_to_wire(seconds: float) -> Timestamp:
     return stamp
 
 
-def time_from_wire(stamp: Timestamp) -> float:
-    return stamp.ToMicroseconds() / 1e6
+def time_from_wire(message: Message, field: str) -> float:
+    """InvalidRequest for one that no calendar has: protobuf carries any."""
+    stamp: Timestamp = getattr(message, field)
+    try:
+        return stamp.ToMicroseconds() / 1e6
+    except ValueError as error:
+        name = f"{message.DESCRIPTOR.name}.{field}"
+        rule = "must be a time of the years 1 to 9999"
+        raise InvalidRequest.out_of_range(name, f"{stamp.seconds} s, {stamp.nanos} ns", rule) from error
 
 
 # --- limits -----------------------------------------------------------------------------------------------------------
@@ -187,9 +195,9 @@ def key_from_wire(message: pb.Key) -> KeyRecord:
         tenant=name.tenant,
         prefix=message.prefix,
         secret_hmac="",
-        created_at=time_from_wire(message.create_time),
-        expires_at=time_from_wire(message.expire_time) if message.HasField("expire_time") else None,
-        revoked_at=time_from_wire(message.revoke_time) if message.HasField("revoke_time") else None,
+        created_at=time_from_wire(message, "create_time"),
+        expires_at=time_from_wire(message, "expire_time") if message.HasField("expire_time") else None,
+        revoked_at=time_from_wire(message, "revoke_time") if message.HasField("revoke_time") else None,
         limits=limits_from_wire(message.limits),
         model_limits=_rules_from_wire(message.model_limits),
         models=_models_from_wire(message),

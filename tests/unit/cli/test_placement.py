@@ -49,6 +49,13 @@ def test_the_launchers_own_environment_says_which_gpus_there_are() -> None:
     assert known_gpus({"CUDA_VISIBLE_DEVICES": ""}) == ()
 
 
+@pytest.mark.parametrize(("given", "seen"), [("-1", ()), ("0,-1,1", ("0",))])
+def test_of_the_gpus_in_the_environment_those_after_the_end_mark_are_not_there(
+    given: str, seen: tuple[str, ...]
+) -> None:
+    assert known_gpus({"CUDA_VISIBLE_DEVICES": given}) == seen
+
+
 def test_else_the_driver_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H200 (UUID: GPU-1)'\necho 'GPU 1: NVIDIA H200 (UUID: GPU-2)'\n")
@@ -64,6 +71,8 @@ def test_else_the_driver_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     [
         (["first"], r"--gpus: a GPU is named by its index or UUID, got 'first'"),
         (["-1"], r"--gpus: a GPU is named by its index or UUID, got '-1'"),
+        (["\u0663"], r"--gpus: a GPU is named by its index or UUID"),
+        (["00"], r"--gpus: a GPU is named by its index or UUID, got '00'"),
         (["0", "4"], r"--gpus: there is no GPU 4 here, only 0, 1"),
         (["1", "1"], r"--gpus: names GPU 1 twice"),
     ],

@@ -91,3 +91,21 @@ def test_chunks_that_have_become_short_find_their_way_back() -> None:
         tokens = pace.chunk_tokens(32)
         pace.learn(32, tokens, 0.007 + tokens * TOKEN_SECONDS)
     assert pace.chunk_tokens(32) == pytest.approx(0.013 / TOKEN_SECONDS, rel=0.1)
+
+
+def test_rows_that_were_held_up_once_are_not_taken_to_be_slow() -> None:
+    """A process that was stopped for a while, say."""
+    pace = learned(0.020, 0.007)
+    before = pace.chunk_tokens(32)
+    pace.learn(32, 0, 100.0)
+    assert pace.row_seconds < 0.010
+    assert pace.chunk_tokens(32) > before / 2
+
+
+def test_rows_that_have_become_fast_are_noticed_though_prompts_never_end() -> None:
+    pace = learned(0.020, 0.018)
+    assert pace.chunk_tokens(256) < 100
+    for _ in range(200):  # no step has rows alone
+        tokens = pace.chunk_tokens(8)
+        pace.learn(8, tokens, 0.004 + tokens * TOKEN_SECONDS)
+    assert pace.chunk_tokens(8) > 400

@@ -115,3 +115,19 @@ def test_an_unknown_reason_in_a_stream_is_a_plain_error() -> None:
     error = from_detail(types_pb2.ErrorDetail(reason="WHATEVER", message="m"))
     assert type(error) is BatonError
     assert error.message == "m"
+
+
+@pytest.mark.parametrize("hint", ["nan", "inf", "-inf", "-5.0", "1e300", "soon", ""])
+def test_a_hint_that_makes_no_sense_is_dropped_and_the_error_can_be_passed_on(hint: str) -> None:
+    """Whoever passes it on rounds it for clients."""
+    info = error_details_pb2.ErrorInfo(reason="BUSY", domain="baton", metadata={"retry_after_seconds": hint})
+    status = status_pb2.Status(code=14, message="full")
+    status.details.add().Pack(info)
+    trailing = (("grpc-status-details-bin", status.SerializeToString()),)
+    found = [from_rpc_error(rpc_error(grpc.StatusCode.UNAVAILABLE, trailing=trailing), "p")]
+    if hint not in ("soon", ""):
+        found.append(from_detail(types_pb2.ErrorDetail(reason="BUSY", retry_after_seconds=float(hint))))
+    for error in found:
+        assert isinstance(error, errors.Busy)
+        assert error.retry_after == errors.Busy("").retry_after
+        assert trailing_metadata(error)

@@ -93,6 +93,18 @@ def test_offers_and_confirmations_arrive_as_they_were_sent() -> None:
     run(scenario)
 
 
+def test_no_payload_is_lost_on_the_way() -> None:
+    """Whatever is offered by packets today has none."""
+
+    async def scenario(pair: Pair) -> None:
+        pair.receiver.gate.set()
+        chunk = KvChunk(TICKET, 3, 1, b"bytes", (b"a" * 16,))
+        await pair.short.offer(chunk)
+        assert pair.receiver.seen == [chunk]
+
+    run(scenario)
+
+
 def test_answers_come_back_to_their_own_calls() -> None:
     async def scenario(pair: Pair) -> None:
         async with asyncio.TaskGroup() as group:

@@ -68,7 +68,8 @@ def test_tokens_are_the_same_in_any_other_layout(seed: int) -> None:
     first, landed = conversion.first_block(held), held
     assert held * target.block_size - first * source.block_size < max(source.block_size, 1), "too much travels"
     while first * source.block_size < context:
-        landing = conversion.landing(first, most, context, held)
+        count = min(most, -(-context // source.block_size) - first)
+        landing = conversion.landing(first, count, context, held)
         assert landing.first_block == landed, "neither a gap nor a block twice"
         found = conversion.convert(blocks_of(values[landing.begin : landing.end], source), landing)
         start = landing.first_block * target.block_size
@@ -97,6 +98,13 @@ def test_an_offer_that_leaves_a_block_of_the_receiver_unfinished_is_refused() ->
     assert conversion.landing(4, 2, 23, 0) == Landing(1, 1, 16, 23), "but the prompt's last one is filled by its end"
     with pytest.raises(TransferRejected):
         conversion.landing(4, 1, 23, 0)
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 7), (4, 3), (6, 1), (0, 2**32 - 1)])
+def test_no_more_blocks_are_offered_than_the_prompt_has(first: int, count: int) -> None:
+    """They would be read and digested before anybody saw that they are too many."""
+    with pytest.raises(TransferRejected, match=r"block_count: 23 tokens are 6 blocks of 4, offered are"):
+        Conversion(form(4), form(16)).landing(first, count, 23, 0)
 
 
 def test_blocks_that_the_receiver_holds_are_not_written_again() -> None:

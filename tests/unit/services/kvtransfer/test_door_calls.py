@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
 
 import pytest
 
 from baton.core.api import KvReceiverApi
 from baton.core.errors import PeerUnavailable, TransferRejected
-from baton.core.types import KvChunk, KvConfirmation, KvHandshake
+from baton.core.types import KvChunk, KvConfirmation, KvHandshake, LocalDoor
+from services.kvtransfer import door
 from tests.gates import GENEROUS_SECONDS
 from tests.unit.services.kvtransfer.test_shared_memory import TICKET, Worker, until, worker
 
@@ -113,5 +117,61 @@ def test_nobody_may_offer_without_a_greeting() -> None:
             assert b"greeting was not understood" in answer
             assert await loop.sock_recv(stranger, 1024) == b""
         assert told.seen == []
+
+    run(scenario)
+
+
+def test_a_receiver_that_does_not_answer_keeps_nobody_from_another_one() -> None:
+    """It was stopped, say: its system still takes calls."""
+
+    async def scenario(sender: Worker, receiver: Worker) -> None:
+        with closing(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as stopped:
+            stopped.bind(f"\0baton-test-{os.getpid()}")
+            stopped.listen()
+            nowhere = LocalDoor(f"baton-test-{os.getpid()}", bytes(16))
+            waiting = asyncio.create_task(sender.shared.outgoing.open(replace(receiver.answer, door=nowhere)))
+            await asyncio.sleep(0)
+            await sender.shared.outgoing.open(receiver.answer)
+            assert not waiting.done()
+            waiting.cancel()
+            with suppress(asyncio.CancelledError):
+                await waiting
+
+    run(scenario)
+
+
+async def called(receiver: Worker, calls: ExitStack) -> socket.socket:
+    """A call without a greeting."""
+    caller = calls.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+    caller.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(caller, f"\0{receiver.shared.door.invitation.address}")
+    return caller
+
+
+def test_callers_that_say_nothing_do_not_fill_the_door(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "MAX_CALLERS", 3)
+
+    async def scenario(sender: Worker, receiver: Worker) -> None:
+        with ExitStack() as calls:
+            silent = [await called(receiver, calls) for _ in range(3)]
+            await until(lambda: len(receiver.shared.door._callers) == 3)
+            await sender.shared.outgoing.open(receiver.answer)
+            assert receiver.shared.door.sources == 1
+            assert await asyncio.get_running_loop().sock_recv(silent[0], 1) == b"", "the first one had to go"
+
+    run(scenario)
+
+
+def test_a_descriptor_that_comes_with_nothing_is_closed() -> None:
+    async def scenario(sender: Worker, receiver: Worker) -> None:
+        with ExitStack() as calls:
+            caller = await called(receiver, calls)
+            await until(lambda: len(receiver.shared.door._callers) == 1)
+            reading, writing = os.pipe()
+            with os.fdopen(reading, "rb", buffering=0) as pipe:
+                os.set_blocking(reading, False)
+                socket.send_fds(caller, [b""], [writing])
+                os.close(writing)
+                await until(lambda: pipe.read(1) == b"")  # None as long as somebody holds the other end
 
     run(scenario)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from baton.core.errors import TransferRejected
 from baton.core.types import Attempt, Ticket
+from services.kvtransfer import tickets
 from services.kvtransfer.tickets import TicketBook
 
 EPOCH = 7
@@ -124,3 +127,30 @@ def test_an_attempt_has_one_ticket(book: TicketBook) -> None:
     book.open("r", ATTEMPT, range(1))
     with pytest.raises(TransferRejected, match=r"request r: attempt 0\.1 already has a ticket"):
         book.open("r", ATTEMPT, range(1))
+
+
+def test_no_attempt_has_a_ticket_twice(book: TicketBook) -> None:
+    assert book.fresh("r", ATTEMPT) == ATTEMPT
+    book.close(book.open("r", ATTEMPT, range(1)))
+    assert book.fresh("r", ATTEMPT) == Attempt(0, 2)
+    assert book.fresh("r", Attempt(0, 7)) == Attempt(0, 7)
+    assert book.fresh("r", Attempt(1, 1)) == Attempt(1, 1), "hops count by themselves"
+    assert book.fresh("other", ATTEMPT) == ATTEMPT
+    book.open("r", Attempt(0, 7), range(1))
+    book.close(book.open("r", Attempt(0, 2), range(1)))
+    assert book.fresh("r", ATTEMPT) == Attempt(0, 8)
+
+
+def test_a_book_remembers_only_so_many_requests(book: TicketBook, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tickets, "MAX_REMEMBERED", 2)
+    for request_id in ("a", "b", "a", "c"):
+        book.close(book.open(request_id, book.fresh(request_id, ATTEMPT), range(1)))
+    assert [book.fresh(request_id, ATTEMPT).retry for request_id in ("a", "b", "c")] == [3, 1, 2]
+
+
+def test_ticket_of_another_address_is_refused_by_name(book: TicketBook) -> None:
+    """As damaged as any other part of it might be."""
+    ticket = replace(book.open("r", ATTEMPT, range(1)), receiver_address="other:1")
+    for ask in (lambda: write(book, ticket, 0, 1), lambda: book.confirm(ticket, 0, 1), lambda: book.blocks(ticket)):
+        with pytest.raises(TransferRejected, match="receiver_address: the ticket names 'other:1', this receiver is"):
+            ask()

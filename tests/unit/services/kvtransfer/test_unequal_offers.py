@@ -156,12 +156,14 @@ def test_what_does_not_fit_is_refused_by_name_and_nothing_is_stored() -> None:
                 (offered(2, 1), "first_block: blocks 2..2 of 4 tokens fill no whole blocks of 8"),
                 (offered(3, 2), "fill no whole blocks"),
                 (offered(0, 2), "blocks 1..0 are outside 1..3"),
-                (offered(8, 2), "are outside 1..3"),
+                (offered(8, 2), "block_count: 30 tokens are 8 blocks of 4, offered are 8..9"),
+                (offered(4, 5), "block_count: 30 tokens are 8 blocks of 4, offered are 4..8"),
                 (offered(2, 2, replace(SMALL, dtype="float32")), "format.dtype: 'float32' cannot become 'fake'"),
                 (offered(2, 2, replace(SMALL, shards=2)), "format.shards: must divide 1 heads, got 2"),
                 (replace(good, payload=good.payload[:-1]), "payload: tokens 8..15 are 16 bytes, got 15"),
                 (replace(good, checksums=good.checksums[:1]), "checksums: one for each of 2 blocks is required, got 1"),
                 (replace(good, ticket=replace(good.ticket, receiver_epoch=9)), "receiver_epoch"),
+                (replace(good, ticket=replace(good.ticket, receiver_address="e:1")), "receiver_address"),
             ):
                 with pytest.raises(TransferRejected, match=why):
                     await pair.receiver.offer(bad)

@@ -34,7 +34,7 @@ def ids(found: Plan) -> tuple[list[str], list[str]]:
 
 IDLE_PREFILL = worker("p", Role.PREFILL)
 FULL_DECODE = worker("d", Role.DECODE, waiting=3)
-SLOW_DECODE = worker("d", Role.DECODE, decode_step_seconds=0.030)
+SLOW_DECODE = worker("d", Role.DECODE, running=8, decode_step_seconds=0.030)
 
 
 def test_a_plan_says_how_long_a_prompt_may_wait() -> None:
@@ -66,9 +66,16 @@ def test_one_decode_worker_with_time_is_enough_for_short_answers() -> None:
     assert "p" not in ids(decided(SHORT, FULL_DECODE, free, IDLE_PREFILL))[0]
 
 
-@pytest.mark.parametrize("busy", [{"backlog_tokens": 20_000}, {"waiting": 1}, {"decode_step_seconds": 0.030}])
+@pytest.mark.parametrize(
+    "busy", [{"backlog_tokens": 20_000}, {"waiting": 1}, {"running": 8, "decode_step_seconds": 0.030}]
+)
 def test_a_busy_prefill_worker_gives_no_short_answers(busy: dict[str, float]) -> None:
     assert ids(decided(SHORT, FULL_DECODE, worker("p", Role.PREFILL, **busy))) == (["d"], ["p"])
+
+
+def test_a_decode_worker_at_rest_has_time_however_slow_its_last_steps_were() -> None:
+    rested = worker("d", Role.DECODE, running=0, decode_step_seconds=0.030)
+    assert ids(decided(SHORT, rested, IDLE_PREFILL)) == (["d"], ["p"])
 
 
 def test_without_a_limit_slow_steps_are_nothing_to_flee_from() -> None:
