@@ -27,7 +27,7 @@ from baton.rpc.wire.offer import Offer
 from protos.baton.v1 import kvtransfer_pb2, types_pb2
 
 MAX_PACKET: Final = 64 * 1024  # a larger message takes the usual way
-MAX_WAITING: Final = 65536  # packets that the other end does not take
+MAX_WAITING: Final = 16 << 20  # bytes that the other end does not take
 
 _HEAD = struct.Struct("<BQ")
 
@@ -47,22 +47,28 @@ class Packets:
         """``sock`` keeps the bounds of packets (SOCK_SEQPACKET) and does not block."""
         self._sock = sock
         self._waiting: deque[bytes] = deque()
+        self._waiting_bytes = 0
 
     def send(self, packet: bytes) -> None:
         """OSError when the connection has ended, or its other end takes nothing any more."""
-        if len(self._waiting) >= MAX_WAITING:
-            raise BlockingIOError(f"{MAX_WAITING} packets wait already")
+        if self._waiting_bytes + len(packet) > MAX_WAITING:
+            raise BlockingIOError(f"{self._waiting_bytes} of at most {MAX_WAITING} bytes wait already")
         if not self._waiting and self._went(packet):
             return
         if not self._waiting:
             asyncio.get_running_loop().add_writer(self._sock, self._go_on)
         self._waiting.append(packet)
+        self._waiting_bytes += len(packet)
 
     def end(self) -> None:
         """Before the socket is closed."""
         if self._waiting:
-            self._waiting.clear()
+            self._forget_waiting()
             asyncio.get_running_loop().remove_writer(self._sock)
+
+    def _forget_waiting(self) -> None:
+        self._waiting.clear()
+        self._waiting_bytes = 0
 
     def _went(self, packet: bytes) -> bool:
         try:
@@ -74,9 +80,9 @@ class Packets:
     def _go_on(self) -> None:
         try:
             while self._waiting and self._went(self._waiting[0]):
-                self._waiting.popleft()
+                self._waiting_bytes -= len(self._waiting.popleft())
         except OSError:  # who reads the socket is told, too
-            self._waiting.clear()
+            self._forget_waiting()
         if not self._waiting:
             asyncio.get_running_loop().remove_writer(self._sock)
 

@@ -135,8 +135,13 @@ class CudaCopies:
             self._look()
 
     def look(self) -> None:
-        """Let copies begin and end now: for whoever keeps the host busy for long."""
-        self._look()
+        """Let copies begin and end now: for whoever keeps the host busy for long.
+
+        What they allocate is of their own stream: memory that the caller's stream has just freed may still be in use
+        there, by kernels that are queued.
+        """
+        with torch.cuda.stream(self.stream):
+            self._look()
 
     def warm_up(self) -> None:
         """Load the kernels now: the driver may wait for the device when it first sees one. Block 0 becomes itself."""

@@ -9,6 +9,7 @@ import pytest
 
 from baton.core.errors import BatonError, CorruptTransfer, InvalidRequest, PeerUnavailable, TransferRejected
 from baton.core.types import Attempt, KvChunk, KvConfirmation, KvHandshake, KvSource, Ticket
+from baton.rpc import packets
 from baton.rpc.packets import MAX_PACKET, PacketAnswers, PacketCalls, PacketReceiver, Packets
 from tests.gates import GENEROUS_SECONDS
 
@@ -183,6 +184,22 @@ def test_what_is_too_large_for_a_packet_takes_the_usual_way() -> None:
         await pair.short.offer(large)
         assert pair.usual.seen == [large]
         assert pair.receiver.seen == []
+
+    run(scenario)
+
+
+def test_what_waits_for_a_receiver_that_reads_nothing_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packets, "MAX_WAITING", 1 << 20)
+
+    async def scenario(pair: Pair) -> None:
+        asyncio.get_running_loop().remove_reader(pair.far)
+        waiting = [asyncio.create_task(pair.short.offer(CHUNK)) for _ in range(20_000)]
+        ended, still = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        assert still, "what fits waits"
+        [error] = {str(task.exception()) for task in ended}
+        assert "of at most 1048576 bytes wait already" in error
+        pair.calls.end()
+        await asyncio.gather(*waiting, return_exceptions=True)
 
     run(scenario)
 
