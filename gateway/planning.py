@@ -111,9 +111,12 @@ def least_load_plan(query: PlanQuery, fleet: FleetView, turn: int) -> Plan:
     """
     if fleet.card(query.model) is None:
         raise UnknownModel(f"model: no worker ever served {query.model!r}")
-    ready = [
-        record for record in fleet.ready(query.model) if record.id not in query.avoid and _can(record, query, fleet)
-    ]
+    anywhere = [record for record in fleet.ready(query.model) if record.id not in query.avoid]
+    own = [record for record in anywhere if fleet.pools.may_use(record.labels, query)]
+    if anywhere and not own:
+        where = fleet.pools.where(query)
+        raise Overloaded(f"no ready worker serves {query.model!r} {where}: {len(anywhere)} are elsewhere")
+    ready = [record for record in own if _has_modules(record, query)]
     if not ready:
         raise Overloaded(f"no ready worker serves {query.model!r}")
     shift = turn % len(ready)
@@ -123,10 +126,8 @@ def least_load_plan(query: PlanQuery, fleet: FleetView, turn: int) -> Plan:
     return Plan(decode, (), whole_context, (PLANNER_UNREACHABLE,), query.attention_window)
 
 
-def _can(record: ProcessRecord, query: PlanQuery, fleet: FleetView) -> bool:
-    """It is in the tenant's pool and has the module that an earlier hop was computed with."""
-    if not fleet.pools.may_use(record.labels, query):
-        return False
+def _has_modules(record: ProcessRecord, query: PlanQuery) -> bool:
+    """It has the module that an earlier hop was computed with."""
     modules = () if record.card is None else record.card.modules
     return query.attention_window is None or Module.ATTENTION_WINDOW in modules
 

@@ -39,6 +39,11 @@ class Pools:
             return wanted in labels
         return not any(label in labels for label in (*self.by_tenant.values(), *self.by_tier.values(), *self.kept))
 
+    def where(self, query: PlanQuery) -> str:
+        """In words, for refusals: the part of the fleet that the tenant's requests may be placed in."""
+        label = self.label_for(query)
+        return f"in the pool {label!r}" if label is not None else "outside the dedicated pools"
+
 
 @lru_cache(maxsize=16)
 def parse_pools(entries: tuple[str, ...]) -> Pools:

@@ -148,10 +148,8 @@ def _of_pool(ready: list[ProcessRecord], query: PlanQuery, serving: int, config:
     pools = config.worker_pools()
     own = [worker for worker in ready if pools.may_use(worker.labels, query)]
     if ready and not own:
-        label = pools.label_for(query)
-        where = f"in the pool {label!r}" if label is not None else "outside the dedicated pools"
         raise Overloaded(
-            f"no worker for {query.model} {where} is ready: {len(ready)} are elsewhere",
+            f"no worker for {query.model} {pools.where(query)} is ready: {len(ready)} are elsewhere",
             retry_after=config.retry_after_seconds,
         )
     if not own:

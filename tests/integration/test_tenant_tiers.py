@@ -114,7 +114,7 @@ def test_a_tenants_requests_run_in_the_pool_of_its_record_and_nobody_elses_do() 
                 try:
                     await acme.ask(asked())
                 except Overloaded as error:
-                    assert "in the pool 'nowhere'" in error.message
+                    assert "in the pool 'nowhere'" in error.message  # by the planner, or without it where it is slow
                     break
             else:
                 raise AssertionError("a pool without workers takes requests")

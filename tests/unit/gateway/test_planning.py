@@ -46,8 +46,11 @@ def test_without_the_planner_the_gateway_keeps_to_the_pools_that_it_registered()
         assert [[one.worker_id for one in plan.decode] for plan in plans] == [["a"], ["b"]]
         view.update([dedicated, common])  # the planner is gone, and its map is still known
     view.update([common])
-    with pytest.raises(Overloaded):
+    with pytest.raises(Overloaded, match="in the pool 'acme-only': 1 are elsewhere"):
         least_load_plan(QUERY, view, 0)
+    view.update([dedicated])
+    with pytest.raises(Overloaded, match="outside the dedicated pools: 1 are elsewhere"):
+        least_load_plan(other, view, 0)
 
 
 def test_a_silent_planner_costs_its_budget_and_no_more() -> None:
