@@ -1,17 +1,22 @@
-"""Who holds a key and pays for its requests, as the shared state says, remembered for a moment.
+"""Who holds a key and pays for its requests, as the shared state says, remembered until a record changes.
 
-A revoked key is refused within ``max_age`` and one look-up, on every gateway, without anybody being told. While Redis
-is away, keys seen before go on for ``stale_seconds``: nobody can revoke one there meanwhile either. The first of them
-waits ``patience`` for a look-up; until one succeeds the others wait for none.
+``followed`` asks for the state's revision now and then: an account that was read under the same one is as good as read
+anew, so requests wait for no look-up but after a change. Without news for ``max_age`` each key is looked up again, so
+that a revoked one is refused within that time and one look-up, on every gateway. While Redis is away, keys seen before
+go on for ``stale_seconds``: nobody can revoke one there meanwhile either. The first of them waits ``patience`` for a
+look-up; until one succeeds the others wait for none.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
+from baton.core.background import background
 from baton.core.clock import Clock
 from baton.core.errors import InvalidRequest, StateUnavailable, Unauthenticated
 from baton.core.tenancy import check_name
@@ -33,14 +38,19 @@ class AccountPolicy:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
+    """``revision``: the newest one known when the account was asked for; None: none was known."""
+
     account: Account | None
     at: float
+    revision: str | None
 
 
 class AccountSource(Protocol):
     """Of ``TenancyApi``, what is asked here."""
 
     async def account(self, key_id: str) -> Account | None: ...
+
+    async def revision(self) -> str: ...
 
 
 class Accounts:
@@ -52,6 +62,21 @@ class Accounts:
         self._seen: OrderedDict[str, _Seen] = OrderedDict()
         self._reading: dict[str, asyncio.Task[_Seen]] = {}
         self._is_away = False
+        self._revision: str | None = None
+        self._revision_at = 0.0  # meaningful with a revision
+
+    @asynccontextmanager
+    async def followed(self) -> AsyncIterator[None]:
+        """The state's revision is known while the block lasts."""
+        async with background(self._follow(), "revision of accounts"):
+            yield
+
+    async def _follow(self) -> None:
+        while True:
+            asked_at = self._clock.now()
+            with suppress(StateUnavailable):  # what is remembered grows old, and is looked up
+                self._revision, self._revision_at = await self._tenancy.revision(), asked_at
+            await self._clock.sleep(self._policy.max_age / 2)
 
     async def authenticate(self, presented: str | None) -> tuple[Principal, Account]:
         """Raises Unauthenticated without saying which part was wrong; StateUnavailable when nobody can tell."""
@@ -76,8 +101,9 @@ class Accounts:
         except InvalidRequest:
             return None
         seen = self._seen.get(key_id)
-        age = None if seen is None else self._clock.now() - seen.at
+        age = None if seen is None else self._clock.now() - self._known_at(seen)
         if seen is not None and age is not None and age < self._policy.max_age:
+            self._seen.move_to_end(key_id)
             return seen.account
         if seen is None or age is None or age > self._policy.stale_seconds:
             return (await self._read_once(key_id)).account
@@ -87,6 +113,11 @@ class Accounts:
         except (StateUnavailable, TimeoutError):
             self._is_away = True
             return seen.account
+
+    def _known_at(self, seen: _Seen) -> float:
+        """When the account was last known to be as it was seen."""
+        is_unchanged = seen.revision is not None and seen.revision == self._revision
+        return max(seen.at, self._revision_at) if is_unchanged else seen.at
 
     async def _read_once(self, key_id: str) -> _Seen:
         """All who ask for one key share a look-up; it goes on though one of them leaves."""
@@ -103,12 +134,13 @@ class Accounts:
         self._is_away = not done.cancelled() and done.exception() is not None
 
     async def _read(self, key_id: str) -> _Seen:
-        asked_at = self._clock.now()  # a change that comes while the answer is on its way is seen next time
+        # A change that comes while the answer is on its way is seen next time.
+        asked_at, revision = self._clock.now(), self._revision
         account = await self._tenancy.account(key_id)
         known = self._seen.get(key_id)
         if known is not None and known.account == account:
             account = known.account  # the same object: what is computed for it stays valid
-        seen = _Seen(account, asked_at)
+        seen = _Seen(account, asked_at, revision)
         self._seen[key_id] = seen
         self._seen.move_to_end(key_id)
         if len(self._seen) > self._policy.known:

@@ -18,6 +18,9 @@ class FileKeyAccounts:
         self._tenancy = tenancy
         self._ring = ring
 
+    async def revision(self) -> str:
+        return await self._tenancy.revision()
+
     async def account(self, key_id: str) -> Account | None:
         found = await self._tenancy.account(key_id)
         own = self._ring.account(key_id)

@@ -70,5 +70,5 @@ async def shared_quotas(
             refusals=RefusalLog(refusals, clock, meter),
             admin=Admin(AdminParts(records, quota, usage, refusals, ring.secret, clock, served)),
         )
-        async with built.refusals.written(), built.admission.running(), upkeep.running():
+        async with accounts.followed(), built.refusals.written(), built.admission.running(), upkeep.running():
             yield built

@@ -34,6 +34,11 @@ class TenancyApi(Protocol):
         """A key with its tenant and organisation, all of one moment; None when one of them does not exist."""
         ...
 
+    async def revision(self) -> str:
+        """Another one after every change of any record: what was read since it was asked for first is still so if it
+        is the same."""
+        ...
+
     async def organisation(self, name: str) -> tuple[Organisation, str] | None:
         """The record and its etag; None when there is none."""
         ...

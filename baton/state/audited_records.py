@@ -42,7 +42,6 @@ class RedisRecords(RedisTenancy):
     def __init__(self, client: Redis, config: StateConfig) -> None:
         super().__init__(client, config)
         self._commit = resources.files("baton.state").joinpath("admin_commit.lua").read_text(encoding="utf-8")
-        self._audit = f"{self._prefix}audit"
 
     async def names(self, parent: ResourceName, after: str, limit: int) -> Sequence[ResourceName]:
         start = f"({after}" if after else "-"
@@ -160,6 +159,7 @@ class MemoryRecords(MemoryTenancy):
                 raise _refusal(commit, "occupied", place, "")
 
     def _apply(self, name: ResourceName, after: TenancyRecord | None, etag: str) -> None:
+        self._changes += 1
         held = self._names.setdefault(name.parent, [])
         if name.id in held:
             held.remove(name.id)

@@ -28,6 +28,7 @@ class RedisTenancy:
         self._client = client
         self._config = config
         self._prefix = f"{config.namespace}:{{tenancy}}:"
+        self._audit = f"{self._prefix}audit"
         self._account = resources.files("baton.state").joinpath("tenancy_account.lua").read_text(encoding="utf-8")
 
     async def account(self, key_id: str) -> Account | None:
@@ -39,6 +40,12 @@ class RedisTenancy:
             return None
         key, tenant, organisation = found
         return Account(_read(Organisation, organisation), _read(Tenant, tenant), _read(KeyRecord, key))
+
+    async def revision(self) -> str:
+        """The id of the newest entry of the audit log, which every change is written to in the same step."""
+        call = self._client.xrevrange(self._audit, count=1)  # pyright: ignore
+        found = cast("list[tuple[bytes, object]]", await within_budget(call, self._config, "read the revision"))
+        return found[0][0].decode() if found else ""
 
     async def organisation(self, name: str) -> tuple[Organisation, str] | None:
         return await self._get(Organisation, ORGANISATION, name)
@@ -63,6 +70,7 @@ class MemoryTenancy:
 
     def __init__(self) -> None:
         self._records: dict[tuple[str, str], tuple[bytes, str]] = {}
+        self._changes = 0
 
     async def account(self, key_id: str) -> Account | None:
         key = await self.key(key_id)
@@ -71,6 +79,9 @@ class MemoryTenancy:
         if key is None or tenant is None or organisation is None:
             return None
         return Account(organisation[0], tenant[0], key[0])
+
+    async def revision(self) -> str:
+        return str(self._changes)
 
     async def organisation(self, name: str) -> tuple[Organisation, str] | None:
         return self._get(Organisation, ORGANISATION, name)

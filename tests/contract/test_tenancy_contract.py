@@ -69,6 +69,19 @@ def test_records_come_back_field_by_field(in_each_store: InStore) -> None:
     in_each_store(body)
 
 
+def test_the_revision_changes_with_every_change_of_a_record_and_not_without(in_each_store: InStore) -> None:
+    async def body(records: RecordsApi) -> None:
+        seen = [await records.revision()]
+        for record in (ORGANISATION, TENANT, KEY, replace(KEY, revoked_at=3.0), replace(TENANT, tier=Tier.SILVER)):
+            await store(records, record)
+            seen += [await records.revision(), await records.revision()]
+            assert await records.account("k1") is not None or record is not KEY
+        assert seen[1::2] == seen[2::2]
+        assert len(set(seen)) == 6
+
+    in_each_store(body)
+
+
 def test_an_account_needs_its_tenant_and_its_organisation(in_each_store: InStore) -> None:
     async def body(records: RecordsApi) -> None:
         assert await records.account("k1") is None

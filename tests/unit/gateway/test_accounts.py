@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -35,9 +36,36 @@ class CountedTenancy(MemoryRecords):
             raise StateUnavailable("away")
         return await super().account(key_id)
 
+    async def revision(self) -> str:
+        if self.is_away:
+            raise StateUnavailable("away")
+        return await super().revision()
 
-async def built(policy: AccountPolicy | None = None) -> tuple[Accounts, CountedTenancy, ManualClock]:
-    clock = ManualClock(1000.0)
+
+class SteppedClock(ManualClock):
+    """A sleep ends when ``pass_time`` has gone past it."""
+
+    def __init__(self, start: float) -> None:
+        super().__init__(start)
+        self._moved = asyncio.Event()
+
+    async def sleep(self, seconds: float) -> None:
+        end = self.now() + seconds
+        while self.now() < end:
+            await self._moved.wait()
+
+    async def pass_time(self, seconds: float) -> None:
+        """In small steps, with everything that wakes up done between them."""
+        for _ in range(round(seconds / 0.05)):
+            self.advance(0.05)
+            self._moved.set()
+            self._moved = asyncio.Event()
+            for _ in range(5):
+                await asyncio.sleep(0)
+
+
+async def built(policy: AccountPolicy | None = None) -> tuple[Accounts, CountedTenancy, SteppedClock]:
+    clock = SteppedClock(1000.0)
     tenancy = CountedTenancy(clock)
     await store(tenancy, Organisation("umbrella"), TENANT, KEY)
     return Accounts(tenancy, SECRET, clock, policy or AccountPolicy()), tenancy, clock
@@ -141,5 +169,81 @@ def test_guessing_keys_costs_bounded_memory_and_one_look_up_each() -> None:
                     await accounts.authenticate(f"guess{number}.x")
         assert tenancy.reads == 50
         assert len(accounts._seen) == 10
+
+    asyncio.run(body())
+
+
+def test_while_no_record_changes_a_key_is_looked_up_once() -> None:
+    async def body() -> None:
+        accounts, tenancy, clock = await built()
+        async with accounts.followed():
+            await clock.pass_time(0.3)
+            for _ in range(20):
+                await accounts.authenticate(SHOWN)
+                await clock.pass_time(5.0)
+        assert tenancy.reads == 1
+
+    asyncio.run(body())
+
+
+def test_a_change_is_seen_after_half_a_second_however_long_a_key_was_known() -> None:
+    async def body() -> None:
+        accounts, tenancy, clock = await built()
+        async with accounts.followed():
+            await accounts.authenticate(SHOWN)
+            await clock.pass_time(7.0)
+            await store(tenancy, replace(TENANT, models=("m",)))
+            await clock.pass_time(0.55)
+            assert (await accounts.authenticate(SHOWN))[1].tenant.models == ("m",)
+            await store(tenancy, replace(KEY, revoked_at=1000.0))
+            await clock.pass_time(0.55)
+            with pytest.raises(Unauthenticated):
+                await accounts.authenticate(SHOWN)
+
+    asyncio.run(body())
+
+
+def test_a_change_between_look_up_and_answer_is_not_taken_for_what_was_there() -> None:
+    async def body() -> None:
+        accounts, tenancy, clock = await built()
+        async with accounts.followed():
+            await clock.pass_time(0.3)
+            asking = asyncio.create_task(accounts.authenticate(SHOWN))
+            await asyncio.sleep(0)
+            await store(tenancy, replace(KEY, revoked_at=1000.0))
+            with suppress(Unauthenticated):
+                await asking
+            await clock.pass_time(0.5)
+            with pytest.raises(Unauthenticated):
+                await accounts.authenticate(SHOWN)
+
+    asyncio.run(body())
+
+
+def test_without_news_of_the_revision_a_key_is_looked_up_and_goes_on_for_a_bounded_time() -> None:
+    async def body() -> None:
+        accounts, tenancy, clock = await built(AccountPolicy(stale_seconds=60))
+        async with accounts.followed():
+            await accounts.authenticate(SHOWN)
+            await clock.pass_time(100)
+            tenancy.is_away = True
+            await clock.pass_time(59)
+            await accounts.authenticate(SHOWN)
+            assert tenancy.reads > 1
+            await clock.pass_time(2)
+            with pytest.raises(StateUnavailable):
+                await accounts.authenticate(SHOWN)
+
+    asyncio.run(body())
+
+
+def test_guesses_do_not_push_out_a_key_in_use() -> None:
+    async def body() -> None:
+        accounts, tenancy, _ = await built(AccountPolicy(known=10))
+        for number in range(50):
+            await accounts.authenticate(SHOWN)
+            with pytest.raises(Unauthenticated):
+                await accounts.authenticate(f"guess{number}.x")
+        assert tenancy.reads == 51
 
     asyncio.run(body())
