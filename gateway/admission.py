@@ -103,7 +103,6 @@ class Admission:
         self._misses = 0
         self._missed_at = clock.now()
         self._open: dict[str, Grant] = {}
-        self._refused: set[str] = set()  # tenants, whose last claim was
         self._endings: deque[_Ending] = deque()
         self._ending_tasks: set[asyncio.Task[None]] = set()
         self._refusals = meter.counter("quota_refusals", "Claims refused, by the limit", ("level", "metric"))
@@ -117,10 +116,6 @@ class Admission:
     def degraded(self) -> bool:
         """Whether the shared counters are away."""
         return self._misses >= MISSES_BEFORE_AWAY
-
-    def admits(self, tenant: str) -> bool:
-        """Whether the tenant's last claim was granted here: a guess at what becomes of its next one."""
-        return tenant not in self._refused
 
     @property
     def waiting(self) -> int:
@@ -170,16 +165,6 @@ class Admission:
     # --- reserving --------------------------------------------------------------------------------------------------
 
     async def _reserve(self, claim: QuotaClaim) -> Grant:
-        tenant = claim.account.tenant.name
-        try:
-            grant = await self._reserve_somewhere(claim)
-        except QuotaExceeded:
-            self._refused.add(tenant)
-            raise
-        self._refused.discard(tenant)
-        return grant
-
-    async def _reserve_somewhere(self, claim: QuotaClaim) -> Grant:
         if self.degraded:
             return await self._reserve_without(claim)
         may_be_reserved = _Ending(claim, None)  # without our hearing of it

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import replace
 
 from baton.core.api import PlannerApi
@@ -103,17 +102,6 @@ class Placing(PlannerApi):
         elif self._silent and self._answers_in_a_row >= ANSWERS_UNTIL_BACK:
             self._silent = False
             log.info("planner answers again")
-
-
-@asynccontextmanager
-async def asked_ahead(planner: PlannerApi, query: PlanQuery) -> AsyncIterator[Awaitable[Plan]]:
-    """The plan, asked for at once and awaited by whoever comes to need it; nobody asks on after the block."""
-    asking = asyncio.create_task(planner.plan(query), name=f"plan {query.request_id}")
-    try:
-        yield asking
-    finally:
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
 
 
 def least_load_plan(query: PlanQuery, fleet: FleetView, turn: int) -> Plan:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 
 from baton.core.api import DecodeApi, PlannerApi
@@ -17,7 +16,6 @@ from baton.core.telemetry import Counter, Meter
 from baton.core.types import Candidate, DecodeRequest, FinishReason, GenerateChunk, Plan, PlanQuery, TokenChunk
 from gateway.choice import ChoiceProgress
 from gateway.fleet import FleetView
-from gateway.planning import asked_ahead
 
 log = logging.getLogger(__name__)
 RETRY_PAUSE_SECONDS = 0.1
@@ -51,28 +49,18 @@ class Relay:
         self._policy = policy
         self._migrations: Counter = meter.counter("migrations", "Streams that went on after their worker was lost")
 
-    def planned(self, query: PlanQuery) -> AbstractAsyncContextManager[Awaitable[Plan]]:
-        """The plan that a choice of ``query`` needs first, on its way while something else is waited for."""
-        return asked_ahead(self._planner, query)
-
     async def stream(
-        self,
-        progress: ChoiceProgress,
-        query: PlanQuery,
-        deadline: Deadline,
-        first_plan: Awaitable[Plan] | None = None,
-        prefer: str = "",
+        self, progress: ChoiceProgress, query: PlanQuery, deadline: Deadline, prefer: str = ""
     ) -> AsyncIterator[GenerateChunk]:
-        """The choice's chunks, each token exactly once whatever happens to workers.
+        """The choice's chunks, each token exactly once whatever happens to workers. ``prefer``: a worker to try first.
 
-        ``first_plan``: as ``planned`` gave it; None: it is asked for here. ``prefer``: a worker to try first.
         Raises Overloaded when no worker takes it, PeerUnavailable when it lost too many, Expired at the deadline.
         """
         whole = progress.begin()
         if whole is not None:
             yield whole
             return
-        route = _Route(self._planner, query, deadline, self._clock, self._policy, first_plan, prefer)
+        route = _Route(self._planner, query, deadline, self._clock, self._policy, prefer)
         while progress.finish is None:
             worker = await route.next()
             whole = progress.lower(route.plan.limits.max_tokens)
@@ -143,11 +131,9 @@ class _Route:
         deadline: Deadline,
         clock: Clock,
         policy: RelayPolicy,
-        first_plan: Awaitable[Plan] | None,
         prefer: str,
     ) -> None:
         self._planner = planner
-        self._asked = first_plan
         self._query = query
         self._deadline = deadline
         self._clock = clock
@@ -193,11 +179,9 @@ class _Route:
         return is_new
 
     async def _ask(self) -> None:
-        asked, self._asked = self._asked, None
+        query = replace(self._query, hop=self.hop + 1)
         try:
-            plan = await self._deadline.within(
-                asked or self._planner.plan(replace(self._query, hop=self.hop + 1)), "a plan"
-            )
+            plan = await self._deadline.within(self._planner.plan(query), "a plan")
         except Overloaded as error:
             self._refusals.append(error)
             return

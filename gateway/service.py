@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,7 +19,6 @@ from baton.core.types import (
     GenerateRequest,
     ModelCard,
     ModelInfo,
-    Plan,
     PlanQuery,
     Principal,
     QuotaClaim,
@@ -65,15 +64,6 @@ class GatewayPolicy:
     default_model: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Ready:
-    """A request that is right in itself: what it claims, where it may go, and its choices."""
-
-    claim: QuotaClaim
-    query: PlanQuery
-    choices: Sequence[ChoiceProgress]
-
-
 class Gateway:
     def __init__(self, parts: GatewayParts, policy: GatewayPolicy) -> None:
         self._parts = parts
@@ -94,14 +84,10 @@ class Gateway:
             request = replace(request, model=record.model)
             deadline = Deadline.after(self._policy.default_timeout if request.timeout is None else request.timeout)
             async with self._parts.running.own(principal.tenant, request.request_id, deadline):
-                ready = await self._prepared(request, principal, deadline)
-                async with (
-                    self._planned(ready) as first_plan,
-                    self._admitted(ready.claim, deadline) as grant,
-                    closing(fan_out(self._choices(ready, deadline, first_plan))) as chunks,
-                ):
-                    delivery = Delivery(request, ready.claim)
-                    balances = enforced(grant.balances, ready.claim.account)
+                claim, choices = await self._prepared(request, principal, deadline)
+                async with self._admitted(claim, deadline) as grant, closing(fan_out(choices)) as chunks:
+                    delivery = Delivery(request, claim)
+                    balances = enforced(grant.balances, claim.account)
                     async for chunk in chunks:
                         grant.note(delivery.add(chunk))
                         self._parts.meters.note(record, chunk)
@@ -166,24 +152,9 @@ class Gateway:
             self._parts.refusals.note(claim, error)
             raise
 
-    @asynccontextmanager
-    async def _planned(self, ready: _Ready) -> AsyncIterator[Awaitable[Plan] | None]:
-        """Placement does not wait for admission. Only a tenant that is over its quota is not placed in vain."""
-        if not self._parts.admission.admits(ready.query.tenant):
-            yield None
-            return
-        async with self._parts.relay.planned(ready.query) as plan:
-            yield plan
-
-    def _choices(self, ready: _Ready, deadline: Deadline, first_plan: Awaitable[Plan] | None) -> list[ChoiceStream]:
-        """The plan is for choice 0: the others start later and ask for their own."""
-        plans = [first_plan] + [None] * (len(ready.choices) - 1)
-        return [
-            partial(self._parts.relay.stream, choice, ready.query, deadline, plan)
-            for choice, plan in zip(ready.choices, plans, strict=True)
-        ]
-
-    async def _prepared(self, request: GenerateRequest, principal: Principal, deadline: Deadline) -> _Ready:
+    async def _prepared(
+        self, request: GenerateRequest, principal: Principal, deadline: Deadline
+    ) -> tuple[QuotaClaim, list[ChoiceStream]]:
         card = self._card(request.model, principal)
         prompt = await deadline.within(self._parts.prompts.prompt_ids(request, card), "the tokenizer")
         check_token_ids(request, prompt, card)
@@ -215,13 +186,13 @@ class Gateway:
             tenant_max_blocks=tenant.max_kv_blocks,
             salt=principal.salt,
         )
-        choices: list[ChoiceProgress] = []
+        streams: list[ChoiceStream] = []
         for index in range(request.n):
             resumed = request.resume[index] if index < len(request.resume) else ()
             order = ChoiceOrder(request.request_id, index, _choice_request(request, base, index, resumed), eos)
-            choices.append(ChoiceProgress(order, self._parts.prompts.text_stream(card.model, request), resumed))
-        claim = claim_of(request, principal, len(prompt), max_tokens, self._parts.prices)
-        return _Ready(claim, query, choices)
+            progress = ChoiceProgress(order, self._parts.prompts.text_stream(card.model, request), resumed)
+            streams.append(partial(self._parts.relay.stream, progress, query, deadline))
+        return claim_of(request, principal, len(prompt), max_tokens, self._parts.prices), streams
 
 
 def _choice_request(request: GenerateRequest, base: TokenRequest, index: int, resumed: Sequence[int]) -> TokenRequest:
