@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import resource
 import socket
-from collections.abc import Awaitable, Callable
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 
 import pytest
@@ -173,5 +175,77 @@ def test_a_descriptor_that_comes_with_nothing_is_closed() -> None:
                 socket.send_fds(caller, [b""], [writing])
                 os.close(writing)
                 await until(lambda: pipe.read(1) == b"")  # None as long as somebody holds the other end
+
+    run(scenario)
+
+
+@contextmanager
+def out_of_descriptors() -> Iterator[None]:
+    """This process can open nothing more, as long as the block lasts."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+class CountedListener(socket.socket):
+    """A door's own listener, that counts how often somebody is asked for."""
+
+    tries = 0
+
+    def accept(self) -> tuple[socket.socket, str]:
+        self.tries += 1
+        return super().accept()
+
+
+@contextmanager
+def door_of_its_own(worker: Worker) -> Iterator[tuple[CountedListener, door.PoolDoor, socket.socket]]:
+    """A door, and a socket connected to nothing yet."""
+    address = f"baton-test-door-{os.getpid()}"
+    with (
+        CountedListener(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener,
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller,
+    ):
+        listener.bind(f"\0{address}")
+        listener.listen()
+        listener.setblocking(False)
+        caller.setblocking(False)
+        with closing(door.PoolDoor(worker.engine, listener, address)) as opened:
+            yield listener, opened, caller
+
+
+def test_a_door_without_descriptors_rests_says_so_once_and_goes_on_when_there_are_some(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(door, "REST_SECONDS", 0.05)
+
+    async def scenario(sender: Worker, _other: Worker) -> None:
+        with door_of_its_own(sender) as (listener, _, caller):
+            with out_of_descriptors():
+                caller.connect(listener.getsockname())
+                await until(lambda: listener.tries >= 1)
+                for _ in range(1000):
+                    await asyncio.sleep(0)
+                assert listener.tries < 100, "it tries now and then, not at every turn of the loop"
+                await until(lambda: listener.tries >= 3)
+            caller.send(b"hello")
+            assert b"not understood" in await asyncio.get_running_loop().sock_recv(caller, 1024)
+
+    with caplog.at_level(logging.WARNING, logger=door.__name__):
+        run(scenario)
+    assert [record.message for record in caplog.records] == ["kv door rests"]
+
+
+def test_a_door_that_is_shut_while_it_rests_does_not_open_again() -> None:
+    async def scenario(sender: Worker, _: Worker) -> None:
+        with door_of_its_own(sender) as (listener, shut, caller), out_of_descriptors():
+            caller.connect(listener.getsockname())
+            await until(lambda: listener.tries >= 1)
+        assert shut._rest is not None
+        assert shut._rest.cancelled()
 
     run(scenario)
