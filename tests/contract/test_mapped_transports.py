@@ -28,6 +28,12 @@ def run(kind: TransportName) -> Callable[[Scenario], None]:
     return lambda scenario: run_pair(kind, scenario)
 
 
+def mappings() -> int:
+    """Of pools, in this process: a view that is garbage holds one until it is collected."""
+    gc.collect()
+    return Path("/proc/self/maps").read_text(encoding="utf-8").count("memfd:baton-kv")
+
+
 def test_blocks_get_into_the_reservation_and_nothing_travels(run: Callable[[Scenario], None]) -> None:
     async def scenario(sender: Worker, receiver: Worker) -> None:
         outgoing, incoming = sender.kv.outgoing, receiver.kv.incoming
@@ -92,6 +98,7 @@ def test_blocks_of_an_epoch_that_never_called_or_blocks_outside_its_pool_are_ref
 def test_a_sender_that_ends_is_unmapped_and_its_late_offers_are_refused(kind: TransportName) -> None:
     async def main() -> None:
         async with asyncio.timeout(GENEROUS_SECONDS), worker(kind, 2) as receiver, AsyncExitStack() as life:
+            alone = mappings()
             sender = await life.enter_async_context(worker(kind, 1))
             await sender.kv.outgoing.open(receiver.answer)
             await until(lambda: receiver.kv.door.sources == 1)
@@ -101,6 +108,8 @@ def test_a_sender_that_ends_is_unmapped_and_its_late_offers_are_refused(kind: Tr
                     chunk = await sender.kv.outgoing.chunk(TICKET, source, WHOLE)
                 await life.aclose()
                 await until(lambda: receiver.kv.door.sources == 0)
+                del sender, source
+                await until(lambda: mappings() == alone)
                 with pytest.raises(TransportUnavailable, match="no pool of epoch 1"):
                     await receiver.kv.incoming.store(chunk, reservation, tokens=22)
 
@@ -173,9 +182,7 @@ def test_another_host_or_a_receiver_without_a_door_is_not_reached(run: Callable[
 
 def test_no_descriptor_and_no_mapping_is_left(run: Callable[[Scenario], None]) -> None:
     def left() -> tuple[int, int]:
-        gc.collect()
-        mapped = Path("/proc/self/maps").read_text(encoding="utf-8").count("memfd:baton-kv")
-        return mapped, sum(1 for _ in Path("/proc/self/fd").iterdir())
+        return mappings(), sum(1 for _ in Path("/proc/self/fd").iterdir())
 
     during: list[int] = []
 
