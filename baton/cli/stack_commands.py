@@ -43,7 +43,7 @@ def _add_up(commands: Commands) -> None:
     count = integer(0, MAX_PROCESSES)
     parser.add_argument("--prefill", type=count, default=1, metavar="N", help="prefill workers")
     parser.add_argument("--decode", type=count, default=1, metavar="N", help="decode workers")
-    parser.add_argument("--kvtransfer", type=count, default=1, metavar="N", help="cache directory processes")
+    parser.add_argument("--kvtransfer", type=count, default=1, metavar="N", help="processes of the cache tier")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the engines compute")
     parser.add_argument(
         "--gpus", metavar="N,N", help="GPUs that workers are placed on in turn, by index or UUID; all without it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,13 @@ def test_gpus_that_the_environment_hides_are_told_before_anything_starts(
     assert main(["up", "--state-dir", str(tmp_path / "state"), "--model", "fake", "--device", "cuda"]) == 2
     assert "CUDA_VISIBLE_DEVICES: hides every GPU, got ''" in capsys.readouterr().err
     assert not (tmp_path / "state").exists()
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.split() == ["baton", version("baton")]
 
 
 def test_down_without_a_stack_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
