@@ -72,7 +72,7 @@ clean:  ## remove caches and the environment
 
 # ------------------------------------------------------------------------------------------------------------- to run
 
-demo: setup  ## start everything, send three requests through the gateway, print a table
+demo: setup  ## start everything, ask it things through the gateway, print a table
 	@$(PY) -m baton.cli.demo
 
 up: setup  ## start all services on loopback, in the background

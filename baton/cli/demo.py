@@ -1,4 +1,5 @@
-"""``make demo``: the main job, end to end. Starts everything, asks three questions, shows where each was computed."""
+"""``make demo``: the main job, end to end. Starts everything, asks a question, holds a conversation, asks about a
+document, and shows where each was computed."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from baton.cli import models
 from baton.cli.answers import Answer
 from baton.cli.ask import ask, print_text
 from baton.cli.cases import Case
+from baton.cli.door import door_of
 from baton.cli.launcher import StackPlan, launched
 from baton.cli.state_dir import StateDir
 from baton.cli.terminal import say, table
@@ -47,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def run(plan: StackPlan, state_dir: StateDir) -> int:
     clock = SystemClock()
     say(f"starting gateway, planner, {plan.prefill} prefill and {plan.decode} decode worker with {plan.model.name}")
-    async with launched(plan, state_dir) as stack, Client(stack.record.gateway, stack.record.key) as client:
+    async with launched(plan, state_dir) as stack, door_of(stack.record).client() as client:
         answers = await _questions(client, plan, clock)
     print(_table(answers))
     return 1 if any(answer.error is not None or not answer.token_ids for answer in answers) else 0

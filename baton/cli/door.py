@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.cli import state_dir
-from baton.cli.state_dir import StateDir
+from baton.cli.state_dir import StackRecord, StateDir
 from baton.cli.subcommands import text
 from baton.client import Client
 from baton.core.errors import ConfigError
@@ -40,13 +40,21 @@ def add_door(parser: argparse.ArgumentParser, *address: str) -> None:
     parser.add_argument("--ca", type=Path, help="PEM file that the gateway's certificate is checked with: TLS")
 
 
+def door_of(record: StackRecord) -> Door:
+    """The local stack's."""
+    return Door(record.gateway, record.key, Path(record.gateway_ca) if record.gateway_ca else None)
+
+
 def find_door(arguments: argparse.Namespace) -> Door:
-    """Address, key and certificate are the given ones, else those of the local stack. ConfigError without either."""
+    """Address, key and certificate are the given ones, else those of the local stack. ConfigError without either, and
+    for another gateway without a key: the local one, which may do everything here, goes to nobody else."""
     address, key, ca = arguments.address, arguments.key, arguments.ca
     if address and key:
         return Door(address, key, ca)
     record = StateDir(arguments.state_dir).read()
-    if not address and not record.ready:
+    if not record.ready:
         raise ConfigError(f"the stack under {arguments.state_dir} is still starting: `baton status` shows how far")
-    ca = ca or (Path(record.gateway_ca) if record.gateway_ca and not address else None)
-    return Door(address or record.gateway, key or record.key, ca)
+    local = door_of(record)
+    if address and address != local.address:
+        raise ConfigError(f"{address} needs --key: the local key is for the local gateway, {local.address}")
+    return Door(local.address, key or local.key, ca or local.ca)

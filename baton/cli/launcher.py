@@ -121,7 +121,7 @@ def _gpus(plan: StackPlan, settings: Settings, environ: Mapping[str, str]) -> di
         for role, section in sections.items()
     }
     workers = [(role, process_id) for role, process_id in plan.services() if role in of_role]
-    return visible_gpus(workers, checked_gpus("--gpus", plan.gpus, known) or known, of_role)
+    return visible_gpus(workers, checked_gpus("--gpus", plan.gpus, known) or [gpu.name for gpu in known], of_role)
 
 
 async def _check_state(registry: RegistryApi, server: StateServer) -> None:

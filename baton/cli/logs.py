@@ -1,10 +1,13 @@
-"""``baton logs``: what the processes wrote, merged or of one service, followed on demand."""
+"""``baton logs``: what the processes wrote, in the order of time, all or those of one service; followed on demand."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
+from heapq import merge
+from operator import itemgetter
 from pathlib import Path
 from typing import TextIO
 
@@ -12,6 +15,7 @@ from baton.core.errors import InvalidRequest
 
 FOLLOW_SECONDS = 0.2
 TAIL_BYTES = 4096
+_TIME = re.compile(r'\{"time": "([0-9TZ:.-]+)"')
 
 
 def log_files(directory: Path, service: str | None) -> list[Path]:
@@ -27,10 +31,18 @@ def log_files(directory: Path, service: str | None) -> list[Path]:
 
 
 def lines(files: Sequence[Path]) -> Iterator[str]:
-    for file in files:
-        prefix = _prefix(file, files)
-        with _open(file) as text:
-            yield from (prefix + line.rstrip("\n") for line in text)
+    """By time. A line that tells none, of a traceback, say, follows the one that it was written after."""
+    for _, line in merge(*(_timed(file, _prefix(file, files)) for file in files), key=itemgetter(0)):
+        yield line
+
+
+def _timed(file: Path, prefix: str) -> Iterator[tuple[str, str]]:
+    at = ""
+    with _open(file) as text:
+        for line in text:
+            told = _TIME.match(line)
+            at = told[1] if told else at
+            yield at, prefix + line.rstrip("\n")
 
 
 def follow(files: Sequence[Path]) -> Generator[str, None, None]:

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -45,6 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="baton", description="Serve large language models from split pools.", allow_abbrev=False
     )
+    parser.add_argument("--version", action="version", version=f"baton {version('baton')}")
     commands = Commands(parser)
     stack_commands.add(commands)
     request_commands.add(commands)

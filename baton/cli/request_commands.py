@@ -35,24 +35,27 @@ def add(commands: Commands) -> None:
 def _add(commands: Commands, name: str, help: str, run: Run) -> argparse.ArgumentParser:
     parser = commands.add(name, help, run)
     door.add_options(parser, "--address")
-    parser.add_argument("--max-tokens", type=int)
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="of the answer; the gateway's default without it")
     parser.add_argument("--temperature", type=float, default=0.0, help="0, the default, draws greedily")
-    parser.add_argument("--top-k", type=int, default=0)
-    parser.add_argument("--top-p", type=float, default=1.0)
-    parser.add_argument("--min-p", type=float, default=0.0)
-    parser.add_argument("--repetition-penalty", type=float, default=1.0)
-    parser.add_argument("--presence-penalty", type=float, default=0.0)
-    parser.add_argument("--frequency-penalty", type=float, default=0.0)
-    parser.add_argument("--seed", type=int)
+    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="draw from the K likeliest; 0: from all")
+    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="draw from the likeliest that sum to P")
+    parser.add_argument("--min-p", type=float, default=0.0, metavar="P", help="at least so much of the likeliest one's")
+    parser.add_argument("--repetition-penalty", type=float, default=1.0, metavar="X", help="1: none")
+    parser.add_argument("--presence-penalty", type=float, default=0.0, metavar="X", help="0: none")
+    parser.add_argument("--frequency-penalty", type=float, default=0.0, metavar="X", help="0: none")
+    parser.add_argument("--seed", type=int, metavar="N", help="the same draws again; one is made up without it")
     parser.add_argument(
         "--stop", type=text, action="append", default=[], help="stop string; may be given several times"
     )
     parser.add_argument("--n", type=int, default=1, help="choices")
-    parser.add_argument("--logprobs", type=int, metavar="TOP_N")
-    parser.add_argument("--prompt-logprobs", type=int, metavar="TOP_N")
-    parser.add_argument("--min-tokens", type=int, default=0)
-    parser.add_argument("--stop-token-id", type=int, action="append", default=[], help="may be given several times")
-    parser.add_argument("--ignore-eos", action="store_true")
+    logprobs = "log-probabilities, and those of the N likeliest beside each"
+    parser.add_argument("--logprobs", type=int, metavar="N", help=f"{logprobs}; shown by --json")
+    parser.add_argument("--prompt-logprobs", type=int, metavar="N", help="the same of the prompt's tokens")
+    parser.add_argument("--min-tokens", type=int, default=0, metavar="N", help="before which no end is drawn")
+    parser.add_argument(
+        "--stop-token-id", type=int, action="append", default=[], metavar="ID", help="may be given several times"
+    )
+    parser.add_argument("--ignore-eos", action="store_true", help="go on behind the end that the model draws")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="for the whole answer")
     parser.add_argument("--json", action="store_true", help="one answer object a line, at the end")
     return parser

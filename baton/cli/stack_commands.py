@@ -43,10 +43,10 @@ def _add_up(commands: Commands) -> None:
     count = integer(0, MAX_PROCESSES)
     parser.add_argument("--prefill", type=count, default=1, metavar="N", help="prefill workers")
     parser.add_argument("--decode", type=count, default=1, metavar="N", help="decode workers")
-    parser.add_argument("--kvtransfer", type=count, default=1, metavar="N", help="cache directory processes")
+    parser.add_argument("--kvtransfer", type=count, default=1, metavar="N", help="processes of the cache tier")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the engines compute")
     parser.add_argument(
-        "--gpus", default="", metavar="N,N", help="that workers are placed on, one after another; all without it"
+        "--gpus", metavar="N,N", help="GPUs that workers are placed on in turn, by index or UUID; all without it"
     )
     parser.add_argument("--config", type=Path, help="TOML file with one table per section")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override one key")
@@ -60,7 +60,7 @@ def _up(arguments: argparse.Namespace, given: Sequence[str]) -> int:
     where = StateDir(arguments.state_dir)
     if arguments.decode + arguments.prefill < 1:
         raise ConfigError("up: at least one worker is needed, got --prefill 0 --decode 0")
-    if arguments.gpus and arguments.device != "cuda":
+    if arguments.gpus is not None and arguments.device != "cuda":
         raise ConfigError(f"--gpus: goes with --device cuda, got --device {arguments.device}")
     up.check_settings(arguments.config, [f"engine.device={arguments.device}", *arguments.set])
     if arguments.detach:
@@ -72,7 +72,7 @@ def _up(arguments: argparse.Namespace, given: Sequence[str]) -> int:
         kvtransfer=arguments.kvtransfer,
         device=arguments.device,
         # An empty name is refused with the wrong ones: who wrote "0,$OTHER" is told that it is not set.
-        gpus=tuple(name.strip() for name in arguments.gpus.split(",")) if arguments.gpus else (),
+        gpus=() if arguments.gpus is None else tuple(name.strip() for name in arguments.gpus.split(",")),
         config=arguments.config,
         flags=tuple(arguments.set),
     )

@@ -40,7 +40,7 @@ async def entries(record: StackRecord) -> list[dict[str, object]]:
     # An id of an earlier process, whose lease has not ended yet, says nothing about this one.
     mine = [f if f and f.pid == p.pid else None for f, p in zip(found, record.processes, strict=True)]
     states = await asyncio.gather(*(_state(*pair) for pair in zip(record.processes, mine, strict=True)))
-    return [_entry(*known) for known in zip(record.processes, mine, states, strict=True)]
+    return [_entry(*each) for each in zip(record.processes, mine, states, strict=True)]
 
 
 def _entry(process: LaunchedProcess, found: ProcessRecord | None, state: WorkerState) -> dict[str, object]:
@@ -166,8 +166,6 @@ def as_table(processes: Sequence[dict[str, object]]) -> str:
         load = "/".join(str(blocks[kind]) for kind in ("held", "cached", "free")) if blocks else _tier(entry)
         running = _requests(entry) if "running" in entry else ""
         shown = [str(entry[name]) for name in ("id", "state", "pid", "address", "http_address", "resident_mb")]
-        rows.append([*shown, running, load])
-        rate = f"{entry['tokens_per_second']}" if "tokens_per_second" in entry else ""
-        rows[-1].append(rate)
+        rows.append([*shown, running, load, str(entry.get("tokens_per_second", ""))])
     header = ["process", "state", "pid", "address", "http", "MB", "running+queued", "blocks held/cached/free", "tok/s"]
     return table(header, rows)

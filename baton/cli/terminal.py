@@ -19,7 +19,7 @@ def printable(text: str) -> str:
 
 
 class Progress:
-    """A line that shows how far a long step is; redrawn on a terminal, printed in tenths elsewhere."""
+    """A line that shows how far a long step is; redrawn on a terminal, printed in fifths elsewhere."""
 
     def __init__(self, what: str) -> None:
         self._what = what

@@ -12,8 +12,9 @@ from baton.core.types import GenerateChunk, GenerateRequest, Placement, Usage
 class ResumePolicy:
     """How often to go on after a lost connection, without a chunk in between; ``attempts`` 0: never.
 
-    A request that has no chunk yet gives up after ``attempts_unanswered``: there is nothing to lose, and most likely
-    nobody at the address. Pauses double from ``first_pause`` to ``longest_pause`` seconds.
+    Every other gateway is asked at once and does not count. A request that has no chunk yet gives up after
+    ``attempts_unanswered`` more: there is nothing to lose, and most likely nobody at the address. Pauses double from
+    ``first_pause`` to ``longest_pause`` seconds.
     """
 
     attempts: int = 8
@@ -21,9 +22,19 @@ class ResumePolicy:
     first_pause: float = 0.1
     longest_pause: float = 2.0
 
-    def pause(self, failures: int) -> float:
-        """Seconds to wait after the ``failures``-th failure in a row (from 1)."""
-        return min(self.longest_pause, self.first_pause * 2 ** (failures - 1))
+    def pause(self, failures: int, others: int, *, started: bool) -> float | None:
+        """Seconds to wait after the ``failures``-th failure in a row (from 1); None: it was the last one.
+
+        ``others``: gateways beside the one that was asked first. ``started``: a chunk was received.
+        """
+        if not self.attempts:
+            return None
+        if failures <= others:
+            return 0.0
+        again = failures - others
+        if again > (self.attempts if started else min(self.attempts, self.attempts_unanswered)):
+            return None
+        return min(self.longest_pause, self.first_pause * 2 ** (again - 1))
 
 
 @dataclass(slots=True)

@@ -73,16 +73,24 @@ class SyncClient:
     def complete_chat(self, messages: Sequence[ChatMessage], **options: Unpack[Options]) -> Answer:
         return self._wait(self._client.complete_chat(messages, **options))
 
+    def ask(self, request: GenerateRequest) -> Answer:
+        return self._wait(self._client.ask(request))
+
     def count_tokens(
-        self, *, text: str | None = None, messages: Sequence[ChatMessage] | None = None, model: str = ""
+        self,
+        *,
+        text: str | None = None,
+        messages: Sequence[ChatMessage] | None = None,
+        model: str = "",
+        timeout: float | None = None,
     ) -> tuple[int, ...]:
-        return self._wait(self._client.count_tokens(text=text, messages=messages, model=model))
+        return self._wait(self._client.count_tokens(text=text, messages=messages, model=model, timeout=timeout))
 
-    def models(self) -> Sequence[ModelInfo]:
-        return self._wait(self._client.models())
+    def models(self, timeout: float | None = None) -> Sequence[ModelInfo]:
+        return self._wait(self._client.models(timeout))
 
-    def model(self, name: str = "") -> ModelInfo:
-        return self._wait(self._client.model(name))
+    def model(self, name: str = "", timeout: float | None = None) -> ModelInfo:
+        return self._wait(self._client.model(name, timeout))
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of ``work`` on the client's loop; an interrupted wait cancels it."""

@@ -9,6 +9,7 @@ it it may also offer and confirm blocks, where the receiver says so in its welco
 from __future__ import annotations
 
 import asyncio
+import errno
 import hmac
 import logging
 import os
@@ -35,6 +36,8 @@ WELCOME = b"welcome"
 WELCOME_CALLS = b"welcome, calls are answered here"
 MAX_ANSWER = 1024
 MAX_CALLERS = 1024
+REST_SECONDS = 1.0  # between two tries of a process that has no descriptor, or no memory, for a caller
+_EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
@@ -72,8 +75,10 @@ class PoolDoor:
         self._sources: dict[int, Source] = {}
         self._receiver: KvReceiverApi | None = None
         self._answers: dict[socket.socket, PacketAnswers] = {}
+        self._rest: asyncio.TimerHandle | None = None
+        self._is_short = False  # since the last caller that was let in
         self.invitation = LocalDoor(address, secrets.token_bytes(TOKEN_BYTES))
-        self._loop.add_reader(listener, self._on_call)
+        self._listen()
 
     @property
     def sources(self) -> int:
@@ -92,21 +97,38 @@ class PoolDoor:
         self._receiver = receiver
 
     def close(self) -> None:
+        if self._rest is not None:
+            self._rest.cancel()
         self._loop.remove_reader(self._listener)
         for caller in list(self._callers):
             self._leave(caller)
 
+    def _listen(self) -> None:
+        self._rest = None
+        self._loop.add_reader(self._listener, self._on_call)
+
     def _on_call(self) -> None:
         try:
             caller, _ = self._listener.accept()
-        except OSError:
+        except OSError as error:
+            if error.errno in _EXHAUSTED:
+                self._pause(error)
             return
+        self._is_short = False
         caller.setblocking(False)
         if not is_own_user(caller) or not self._has_room():
             caller.close()
             return
         self._callers[caller] = None
         self._loop.add_reader(caller, self._on_message, caller)
+
+    def _pause(self, error: OSError) -> None:
+        """The caller stays in the system's queue, and with it the listener readable: without a pause the loop spins."""
+        self._loop.remove_reader(self._listener)
+        self._rest = self._loop.call_later(REST_SECONDS, self._listen)
+        if not self._is_short:
+            log.warning("kv door rests", extra={"error": str(error), "seconds": REST_SECONDS})
+        self._is_short = True
 
     def _has_room(self) -> bool:
         """For one more caller, if need be in the place of who has called the longest without a greeting."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
@@ -12,12 +12,37 @@ import pytest
 from baton.core.errors import PeerUnavailable
 from baton.core.telemetry import SilentMeter
 from baton.core.types import DecodeRequest, TokenChunk
-from baton.rpc.link import EnginePulse
+from baton.rpc.decode_link import DecodeLink
+from baton.rpc.link import EnginePulse, LinkPolicy
 from baton.rpc.serving import ServerPolicy, serve
 from protos.baton.v1 import decode_pb2 as pb
 from protos.baton.v1 import decode_pb2_grpc
 from tests.contract.decode_streams import HANGS_SOON, REQUEST, collected, collected_ids, counting, endless, request
 from tests.contract.wire_doubles import PATIENT, Relay, ScriptedDecode, link_to, served_decode, soon, until, wire
+
+NONSENSE = 9  # the number of a stream that is opened without a request
+
+
+class Beats:
+    """An engine that never steps. Counts the worker's heartbeats."""
+
+    def __init__(self, unfinished: int) -> None:
+        self._pulse = EnginePulse(step=7, unfinished=unfinished)
+        self._count = 0
+
+    def __call__(self) -> EnginePulse:
+        self._count += 1
+        return self._pulse
+
+    async def outlast(self, seconds: float, link: DecodeLink, policy: LinkPolicy) -> None:
+        """A request of ``link`` still waits for its second token after as many beats as take ``seconds``."""
+        stream = aiter(link.generate(REQUEST))
+        await soon(anext(stream))
+        wanted = self._count + seconds / policy.heartbeat
+        second = asyncio.ensure_future(anext(stream))
+        await until(lambda: self._count >= wanted or second.done())
+        assert not second.done()
+        second.cancel()
 
 
 def test_the_death_of_the_worker_is_told_at_once() -> None:
@@ -40,13 +65,11 @@ def test_the_death_of_the_worker_is_told_at_once() -> None:
 
 def test_a_link_with_nothing_to_say_stays_up_on_heartbeats_alone() -> None:
     async def run() -> None:
-        domain = ScriptedDecode(endless)
         policy = replace(PATIENT, silence=1.0, gateway_silence=1.0)
-        async with wire(served_decode(domain, policy)) as (server, _), link_to(server.address, policy) as link:
-            stream = aiter(link.generate(REQUEST))
-            await soon(anext(stream))
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(anext(stream), 2.5)
+        beats = Beats(unfinished=0)
+        service = served_decode(ScriptedDecode(endless), policy, pulse=beats)
+        async with wire(service) as (server, _), link_to(server.address, policy) as link:
+            await beats.outlast(2 * policy.silence, link, policy)
 
     asyncio.run(run())
 
@@ -101,13 +124,10 @@ def test_a_hung_engine_is_noticed_though_its_front_answers() -> None:
 
 def test_a_request_that_waits_is_not_taken_for_a_hung_engine() -> None:
     async def run() -> None:
-        domain = ScriptedDecode(endless)
-        service = served_decode(domain, HANGS_SOON, pulse=lambda: EnginePulse(step=7, unfinished=0))
+        beats = Beats(unfinished=0)
+        service = served_decode(ScriptedDecode(endless), HANGS_SOON, pulse=beats)
         async with wire(service) as (server, _), link_to(server.address, HANGS_SOON) as link:
-            stream = aiter(link.generate(REQUEST))
-            await soon(anext(stream))
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(anext(stream), 3 * HANGS_SOON.stall)
+            await beats.outlast(3 * HANGS_SOON.stall, link, HANGS_SOON)
 
     asyncio.run(run())
 
@@ -139,9 +159,17 @@ def test_a_restarted_worker_is_refused_by_its_epoch() -> None:
     asyncio.run(run())
 
 
+async def refused(call: AsyncIterable[pb.AttachResponse], stream: int) -> None:
+    """Until the worker has said that there is something wrong with this stream."""
+    async for message in call:
+        if any(chunk.stream == stream and chunk.HasField("error") for chunk in message.chunks):
+            return
+
+
 def test_a_second_stream_of_a_session_cancels_the_first_ones_requests() -> None:
     async def run() -> None:
         order: list[str] = []
+        may_leave = asyncio.Event()
 
         async def slow_to_leave(asked: DecodeRequest) -> AsyncIterator[TokenChunk]:
             name = asked.tokens.request_id
@@ -150,24 +178,27 @@ def test_a_second_stream_of_a_session_cancels_the_first_ones_requests() -> None:
                 yield TokenChunk(token_ids=(1,))
                 await asyncio.Event().wait()
             finally:
-                await asyncio.sleep(0.1)
+                order.append(f"{name} is to end")
+                await may_leave.wait()
                 order.append(f"{name} ended")
 
         async def messages(name: str) -> AsyncIterator[pb.AttachRequest]:
             yield pb.AttachRequest(hello=pb.LinkHello(session_id="same", gateway_id="g", protocol_version=1))
             tokens = {"request_id": name, "prompt": [1]}
             yield pb.AttachRequest(open=pb.OpenRequest(stream=1, tokens=tokens))
-            while True:
-                await asyncio.sleep(0.1)
-                yield pb.AttachRequest(heartbeat=pb.LinkHeartbeat())
+            yield pb.AttachRequest(open=pb.OpenRequest(stream=NONSENSE))
+            await asyncio.Event().wait()
 
         async with wire(served_decode(ScriptedDecode(slow_to_leave))) as (_, channel):
             stub = decode_pb2_grpc.DecodeServiceStub(channel.channel)
             first = stub.Attach(messages("old"))
             await until(lambda: order == ["old begins"])
             second = stub.Attach(messages("new"))
-            await until(lambda: len(order) == 3)
-            assert order == ["old begins", "old ended", "new begins"]
+            await soon(refused(second, NONSENSE))  # so the one that was opened before it has been read, too
+            assert order == ["old begins", "old is to end"]
+            may_leave.set()
+            await until(lambda: len(order) == 4)
+            assert order == ["old begins", "old is to end", "old ended", "new begins"]
             first.cancel()
             second.cancel()
 

@@ -203,11 +203,11 @@ async def _expire_in_prefill(stack: Stack) -> None:
 async def _expire_in_transfer(stack: Stack) -> None:
     offers = stack.workers["decode-0"].offers
 
-    async def slow(chunk: KvChunk) -> KvChunk:
-        await asyncio.sleep(30)
+    async def silent(chunk: KvChunk) -> KvChunk:
+        await asyncio.Event().wait()
         return chunk
 
-    offers.on_offer = slow
+    offers.on_offer = silent
     with pytest.raises(Expired):
         await stack.generate(replace(REQUEST, timeout=0.2))
     offers.on_offer = None

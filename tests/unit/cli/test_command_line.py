@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,7 @@ def test_what_is_no_command_line_is_named(words: str, said: str, capsys: pytest.
         ("up --config {tmp}/unknown.toml", "unknown.toml: unknown key engine.colour"),
         ("up --gpus 0", "--gpus: goes with --device cuda, got --device cpu"),
         ("up --device cuda --gpus 0,", "--gpus: a GPU is named by its index or UUID, got ''"),
+        ("up --device cuda --gpus=", "--gpus: a GPU is named by its index or UUID, got ''"),
         ("up --device cuda --gpus ,", "--gpus: a GPU is named by its index or UUID, got ''"),
         ("up --model {tmp}/none", "is neither a known name (smollm2-135m-instruct,"),
         ("up --model random:none", "random:none: neither a config.json nor a preset; presets: "),
@@ -88,6 +90,22 @@ def test_bad_input_is_one_line_and_status_2(
     assert line.startswith("baton: ")
     assert said.format(tmp=tmp_path) in line
     assert not (tmp_path / "state").exists()
+
+
+def test_gpus_that_the_environment_hides_are_told_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert main(["up", "--state-dir", str(tmp_path / "state"), "--model", "fake", "--device", "cuda"]) == 2
+    assert "CUDA_VISIBLE_DEVICES: hides every GPU, got ''" in capsys.readouterr().err
+    assert not (tmp_path / "state").exists()
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.split() == ["baton", version("baton")]
 
 
 def test_down_without_a_stack_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

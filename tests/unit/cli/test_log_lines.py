@@ -24,6 +24,23 @@ def test_a_role_or_an_id_chooses_the_logs(tmp_path: Path) -> None:
         log_files(tmp_path, "deco")
 
 
+def test_lines_of_several_processes_come_in_the_order_of_their_times(tmp_path: Path) -> None:
+    def line(second: int, message: str) -> str:
+        return f'{{"time": "2026-01-31T12:00:0{second}.000Z", "message": "{message}"}}\n'
+
+    written(tmp_path, a_0=line(1, "one") + line(4, "four"), b_0=line(2, "two") + "Traceback\n" + line(3, "three"))
+    written(tmp_path, redis_0="without any\n")
+    shown = list(lines(log_files(tmp_path, None)))
+    assert [line.rpartition(": ")[2].strip('"}') for line in shown] == [
+        "without any",
+        "one",
+        "two",
+        "Traceback",
+        "three",
+        "four",
+    ]
+
+
 def test_following_starts_with_the_last_lines_and_waits_for_whole_ones(tmp_path: Path) -> None:
     log = written(tmp_path, decode_0="x" * 9000 + "\nold\n") / "decode-0.log"
     followed = follow([log])

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import subprocess
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,26 +19,11 @@ from baton.core.clock import ManualClock
 from baton.core.errors import Expired, InvalidRequest, Overloaded, PeerUnavailable, Unauthenticated
 from baton.core.telemetry import SilentMeter
 from baton.core.types import FinishReason, GenerateChunk
-from baton.rpc.serving import RunningServer, ServerPolicy, serve
+from baton.rpc.serving import serve
 from gateway.config import GatewayConfig
 from gateway.doors.native import native_door
+from tests.unit.client.doors import ASK, PATIENT, door, eventually
 from tests.unit.gateway.doubles import MODEL, Fault, Fleet, ScriptedDecode
-
-ASK = GenerateRequest(model=MODEL, prompt_token_ids=(7,), max_tokens=24, seed=5, logprobs=0)
-PATIENT = ResumePolicy(attempts=50, attempts_unanswered=50, first_pause=0.01, longest_pause=0.05)
-
-
-@asynccontextmanager
-async def door(fleet: Fleet, address: str = "127.0.0.1:0", drain: float = 5.0) -> AsyncIterator[RunningServer]:
-    service = native_door(fleet.gateway, fleet.callers, stall_seconds=20)
-    async with serve([service], address, SilentMeter(), ServerPolicy(drain=drain)) as server:
-        yield server
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def test_streams_completes_chats_and_counts() -> None:
@@ -168,7 +154,7 @@ def test_a_stream_that_ends_early_without_an_error_is_continued_and_given_up_at_
     async def run() -> Door:
         door = Door()
         async with Client("nowhere:1", "k.s", resume=ResumePolicy(attempts=2), clock=ManualClock()) as client:
-            client._door = lambda: door  # type: ignore[method-assign, assignment, return-value]
+            client._door = lambda _: door  # type: ignore[method-assign, assignment, return-value]
             with pytest.raises(PeerUnavailable, match="before the answer was complete"):
                 await client.ask(ASK)
         return door
@@ -292,8 +278,10 @@ def test_the_sync_client_streams_completes_and_cancels() -> None:
             streamed = [t for c in client.generate(prompt_token_ids=[7], max_tokens=5, seed=5) for t in c.token_ids]
             assert tuple(streamed) == answer.choices[0].token_ids
             assert client.complete_chat([ChatMessage("user", "hi")], max_tokens=2).choices[0].token_ids
-            assert [info.model for info in client.models()] == [MODEL]
-            assert len(client.count_tokens(text="abc")) == 3
+            assert [info.model for info in client.models(timeout=20)] == [MODEL]
+            assert client.model(timeout=20).model == MODEL
+            assert len(client.count_tokens(text="abc", timeout=20)) == 3
+            assert client.ask(ASK).choices[0].token_ids
             with pytest.raises(InvalidRequest):
                 client.complete(text="x", max_tokens=0)
             worker.hang_after = 2
@@ -308,3 +296,11 @@ def test_the_sync_client_streams_completes_and_cancels() -> None:
 
     asyncio.run(run())
     fleet.assert_idle()
+
+
+def test_the_sync_client_offers_what_the_asyncio_one_does() -> None:
+    def offered(kind: type) -> dict[str, list[str]]:
+        public = {name: found for name, found in inspect.getmembers(kind, inspect.isfunction) if name[0] != "_"}
+        return {name: list(inspect.signature(found).parameters) for name, found in public.items()}
+
+    assert offered(SyncClient) == offered(Client)

@@ -29,7 +29,7 @@ def test_the_failure_of_the_first_is_raised() -> None:
         raise ValueError("x")
 
     with pytest.raises(ValueError, match="x"):
-        asyncio.run(first_of(asyncio.sleep(60), fails()))
+        asyncio.run(first_of(asyncio.Event().wait(), fails()))
 
 
 def test_cancelling_it_cancels_all() -> None:
