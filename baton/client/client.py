@@ -81,25 +81,28 @@ class Client:
         held = HeldAnswer(request)
         failures = 0
         while not held.complete:
+            address = self._address
             try:
-                async with aclosing(self._rest(held, deadline)) as chunks:
+                async with aclosing(self._rest(address, held, deadline)) as chunks:
                     async for chunk in chunks:
                         failures = 0
                         yield chunk
             except (PeerUnavailable, Overloaded) as error:
                 failures += 1
                 self._check(held, failures, error)
+                if address == self._address:  # else another request that was lost with this one has turned already
+                    self._address = next(self._addresses)
                 log.info("resuming", extra={"request_id": request.request_id, "cause": error.message})
                 await deadline.within(self._clock.sleep(self._resume.pause(failures)), "the gateway to come back")
 
-    async def _rest(self, held: HeldAnswer, deadline: Deadline) -> AsyncGenerator[GenerateChunk, None]:
+    async def _rest(self, address: str, held: HeldAnswer, deadline: Deadline) -> AsyncGenerator[GenerateChunk, None]:
         """What one call brings of the answer that is not held yet."""
-        async with closing(self._door().generate(held.rest(_left(deadline)))) as chunks:
+        async with closing(self._door(address).generate(held.rest(_left(deadline)))) as chunks:
             async for chunk in chunks:
                 if (new := held.take(chunk)) is not None:
                     yield new
         if not held.complete:
-            raise PeerUnavailable(f"{self._address} ended the stream before the answer was complete")
+            raise PeerUnavailable(f"{address} ended the stream before the answer was complete")
 
     # --- whole answers ----------------------------------------------------------------------------------------------
 
@@ -144,11 +147,12 @@ class Client:
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
-    def _door(self) -> GatewayClient:
-        return GatewayClient(self._channels.get(self._address))
+    def _door(self, address: str = "") -> GatewayClient:
+        """``address`` empty: the one in use."""
+        return GatewayClient(self._channels.get(address or self._address))
 
     def _check(self, held: HeldAnswer, failures: int, error: PeerUnavailable | Overloaded) -> None:
-        """Raise ``error`` when going on is not worth trying; else turn to the next address.
+        """Raise ``error`` when going on is not worth trying.
 
         Overloaded before the first chunk is an answer, and when to come back is the caller's choice.
         """
@@ -157,7 +161,6 @@ class Client:
         )
         if failures > allowed or (isinstance(error, Overloaded) and not held.started):
             raise error
-        self._address = next(self._addresses)
 
 
 def _left(deadline: Deadline) -> float | None:

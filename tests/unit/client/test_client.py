@@ -168,7 +168,7 @@ def test_a_stream_that_ends_early_without_an_error_is_continued_and_given_up_at_
     async def run() -> Door:
         door = Door()
         async with Client("nowhere:1", "k.s", resume=ResumePolicy(attempts=2), clock=ManualClock()) as client:
-            client._door = lambda: door  # type: ignore[method-assign, assignment, return-value]
+            client._door = lambda _: door  # type: ignore[method-assign, assignment, return-value]
             with pytest.raises(PeerUnavailable, match="before the answer was complete"):
                 await client.ask(ASK)
         return door
@@ -176,6 +176,37 @@ def test_a_stream_that_ends_early_without_an_error_is_continued_and_given_up_at_
     asked = asyncio.run(run()).asked
     assert [request.resume for request in asked] == [(), ((1,),), ((1, 2),), ((1, 2, 3),), ((1, 2, 3),)]
     assert len({request.request_id for request in asked}) == 1
+
+
+def test_streams_that_are_lost_together_go_on_at_the_next_address_together() -> None:
+    """An even number of them would be back at the first one if each turned by itself."""
+
+    began: list[str] = []
+    all_began = asyncio.Event()
+
+    class Door:
+        def __init__(self, address: str) -> None:
+            self.address = address
+
+        async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+            if self.address == "alive:1":
+                yield GenerateChunk(request.request_id, token_ids=(2,), finish=FinishReason.STOP)
+                return
+            yield GenerateChunk(request.request_id, token_ids=(1,))
+            began.append(request.request_id)
+            if len(began) == 4:
+                all_began.set()
+            await all_began.wait()
+            raise PeerUnavailable("lost")
+
+    async def run() -> list[Answer]:
+        addresses, policy = ["dead:1", "alive:1"], ResumePolicy(attempts=1)
+        async with Client(addresses, "k.s", resume=policy, clock=ManualClock()) as client:
+            client._door = Door  # type: ignore[method-assign, assignment]
+            return await asyncio.gather(*(client.ask(replace(ASK, request_id=f"r{n}")) for n in range(4)))
+
+    answers = asyncio.run(run())
+    assert [list(answer.choices[0].token_ids) for answer in answers] == [[1, 2]] * 4
 
 
 @pytest.mark.parametrize("n", [1, 3])
