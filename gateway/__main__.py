@@ -49,7 +49,7 @@ async def serve(arguments: Arguments) -> None:
                 clock=process.clock,
                 ids=RandomIds(),
                 meter=process.meter,
-                replicas=config.replicas,
+                policy=config.admission_policy(state.quota_remember_seconds),
                 ledger_directory=Path(config.ledger_directory) if config.ledger_directory else None,
                 ledger_policy=config.ledger_policy,
             ) as quotas,
