@@ -54,6 +54,7 @@ async def serve(arguments: Arguments) -> None:
                 ledger_policy=config.ledger_policy,
             ) as quotas,
         ):
+            process.registration.describe_degraded(quotas.admission.why_degraded)
             gateway = build_gateway(
                 fleet=fleet,
                 prompts=Prompts(_load_texts(config.tokenizer_directories(), process.clock)),

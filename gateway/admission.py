@@ -120,6 +120,10 @@ class Admission:
         """Whether the shared counters are away."""
         return self._misses >= MISSES_BEFORE_AWAY
 
+    def why_degraded(self) -> str | None:
+        """For whoever looks at the process; None while the shared counters decide."""
+        return "quota counters are away" if self.degraded else None
+
     @property
     def waiting(self) -> int:
         """Settlements that Redis has to be told yet."""

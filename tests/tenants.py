@@ -52,7 +52,14 @@ class Tenants:
 
     async def charged(self, tenant: str) -> list[LedgerEntry]:
         """Its part of the ledger."""
-        query = UsageQuery(UMBRELLA.child(tenant), time.time() - 86_400, time.time() + 60)
+        return await self._charged(UMBRELLA.child(tenant))
+
+    async def charged_to_local(self) -> list[LedgerEntry]:
+        """What is charged to the organisation of the stack's own key."""
+        return await self._charged(ResourceName("local"))
+
+    async def _charged(self, parent: ResourceName) -> list[LedgerEntry]:
+        query = UsageQuery(parent, time.time() - 86_400, time.time() + 60)
         return [entry async for entry in self.admin.export_usage(query)]
 
 
