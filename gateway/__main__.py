@@ -49,11 +49,12 @@ async def serve(arguments: Arguments) -> None:
                 clock=process.clock,
                 ids=RandomIds(),
                 meter=process.meter,
-                replicas=config.replicas,
+                policy=config.admission_policy(state.quota_remember_seconds),
                 ledger_directory=Path(config.ledger_directory) if config.ledger_directory else None,
                 ledger_policy=config.ledger_policy,
             ) as quotas,
         ):
+            process.registration.describe_degraded(quotas.admission.why_degraded)
             gateway = build_gateway(
                 fleet=fleet,
                 prompts=Prompts(_load_texts(config.tokenizer_directories(), process.clock)),

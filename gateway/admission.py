@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 
@@ -35,6 +35,7 @@ from baton.state.quota.buckets import share_of
 log = logging.getLogger(__name__)
 
 NOT_SERVED = (Overloaded, PeerUnavailable, StateUnavailable)  # ours to answer for, if nothing was delivered
+RENEWED_AT_ONCE = 100  # leases that one call renews: a script holds up the server
 MISSES_BEFORE_AWAY = 3  # one after the other; a single slow answer costs those that waited for it, and nobody else
 
 
@@ -43,12 +44,13 @@ class AdmissionPolicy:
     """``replicas``: gateways that share the limits while Redis is away. ``remember_seconds``: how long Redis knows an
     ended admission; a settlement that may have arrived is not sent again later than that.
 
-    ``kept_settlements``: how many may wait for Redis to come back; the oldest are lost beyond it.
+    ``renew_seconds``: what a gateway that dies has delivered after its last renewal is charged to nobody, unless the
+    client resumes. ``kept_settlements``: how many may wait for Redis to come back; the oldest are lost beyond it.
     """
 
     replicas: int = 1
     lease_seconds: float = 15.0
-    renew_seconds: float = 5.0
+    renew_seconds: float = 1.0
     expire_seconds: float = 10.0
     probe_seconds: float = 0.5
     remember_seconds: float = 600.0
@@ -110,12 +112,17 @@ class Admission:
         self._degraded_gauge = meter.gauge("quota_degraded", "1 while the shared counters are away")
         self._lost = meter.counter("quota_settlements_lost", "Settlements given up while Redis was away")
         self._waiting = meter.gauge("quota_settlements_waiting", "Settlements that wait for Redis")
+        self._renewals = meter.counter("quota_renewals", "Rounds in which all leases were renewed and progress told")
         self._degraded_gauge.set(0)
 
     @property
     def degraded(self) -> bool:
         """Whether the shared counters are away."""
         return self._misses >= MISSES_BEFORE_AWAY
+
+    def why_degraded(self) -> str | None:
+        """For whoever looks at the process; None while the shared counters decide."""
+        return "quota counters are away" if self.degraded else None
 
     @property
     def waiting(self) -> int:
@@ -242,7 +249,7 @@ class Admission:
                 await work()
 
     async def _renew(self) -> None:
-        """Leases of requests in progress, one call an organisation."""
+        """Leases of requests in progress, one call for some of an organisation."""
         shared: dict[str, list[Grant]] = {}
         local: dict[str, list[Grant]] = {}
         for grant in self._open.values():
@@ -253,12 +260,17 @@ class Admission:
         if self.degraded:
             return
         for organisation, grants in shared.items():
-            with self._watched():
-                told = [grant.progress() for grant in grants]
-                states = await self._shared.renew(organisation, told, self._policy.lease_seconds)
-            for grant, state in zip(grants, states, strict=True):
-                if state is LeaseState.SUPERSEDED:
-                    grant.end_superseded()
+            for first in range(0, len(grants), RENEWED_AT_ONCE):
+                await self._renew_shared(organisation, grants[first : first + RENEWED_AT_ONCE])
+        self._renewals.add()
+
+    async def _renew_shared(self, organisation: str, grants: Sequence[Grant]) -> None:
+        with self._watched():
+            told = [grant.progress() for grant in grants]
+            states = await self._shared.renew(organisation, told, self._policy.lease_seconds)
+        for grant, state in zip(grants, states, strict=True):
+            if state is LeaseState.SUPERSEDED:
+                grant.end_superseded()
 
     async def _expire(self) -> None:
         """Reservations of gateways that died. Each gateway looks; the first one finds."""

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from baton.rpc.channels import MAX_MESSAGE_BYTES
 from baton.rpc.serving import ServerPolicy, ServerTls
+from gateway.admission import AdmissionPolicy
 from gateway.ledger_upkeep import LedgerPolicy
 from gateway.relay import RelayPolicy
 from gateway.service import GatewayPolicy
@@ -21,7 +22,9 @@ class GatewayConfig(ProcessConfig):
     callers for one only when ``door_client_ca`` is set.
 
     ``tokenizers`` are ``NAME=DIRECTORY`` entries; a served model without one takes and returns token ids only.
-    ``replicas``: how many gateways share the limits while Redis is away. ``prices_file`` empty: nothing costs anything.
+    ``replicas``: how many gateways share the limits while Redis is away. ``quota_lease_seconds``: how long a gateway
+    that died holds what it reserved; its requests are charged what it told last, within ``quota_renew_seconds``,
+    unless their clients resume, which charges all. ``prices_file`` empty: nothing costs anything.
     ``ledger_directory`` empty: the usage ledger stays in Redis, where it grows. One directory is for all gateways that
     name one (or only one of them does): each gateway reads what is in its own.
     ``planner_address`` empty: the planner is found in the registry. ``default_model`` empty: a request must name its
@@ -34,6 +37,8 @@ class GatewayConfig(ProcessConfig):
     keys_file: Path = Path("keys.toml")
     prices_file: str = ""
     replicas: int = 1
+    quota_lease_seconds: float = 15.0
+    quota_renew_seconds: float = 1.0
     ledger_directory: str = ""
     ledger_kept_days: int = 40  # in Redis, of what is in the directory; so that any gateway knows this month's usage
     ledger_archive_seconds: float = 300.0
@@ -68,8 +73,12 @@ class GatewayConfig(ProcessConfig):
             "client_stall_seconds",
             "default_timeout_seconds",
             "ledger_archive_seconds",
+            "quota_lease_seconds",
+            "quota_renew_seconds",
         ):
             self.require(getattr(self, key) > 0, key, "must be above 0")
+        often = self.quota_renew_seconds <= self.quota_lease_seconds / 3
+        self.require(often, "quota_renew_seconds", "must be at most a third of quota_lease_seconds")
         for key in ("max_lost_workers", "recovery_patience_seconds", "down_seconds", "max_logprobs"):
             self.require(getattr(self, key) >= 0, key, "must be at least 0")
         for key in (
@@ -111,6 +120,17 @@ class GatewayConfig(ProcessConfig):
     @property
     def policy(self) -> GatewayPolicy:
         return GatewayPolicy(self.limits, self.default_timeout_seconds, self.default_model)
+
+    def admission_policy(self, remember_seconds: float) -> AdmissionPolicy:
+        """``remember_seconds``: how long Redis knows an ended admission."""
+        lease = self.quota_lease_seconds
+        return AdmissionPolicy(
+            replicas=self.replicas,
+            lease_seconds=lease,
+            renew_seconds=self.quota_renew_seconds,
+            expire_seconds=min(lease, AdmissionPolicy().expire_seconds),
+            remember_seconds=remember_seconds,
+        )
 
     @property
     def ledger_policy(self) -> LedgerPolicy:

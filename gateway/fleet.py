@@ -14,6 +14,7 @@ from baton.core.clock import Clock
 from baton.core.pools import Pools, known_pools
 from baton.core.types import Candidate, ModelCard, ProcessRecord, Role, WorkerState
 from baton.state.outage import RegistryOutage
+from gateway.energy import EnergyRates
 
 log = logging.getLogger(__name__)
 WORKER_ROLES = (Role.PREFILL, Role.DECODE)
@@ -31,12 +32,14 @@ class FleetView:
         self._sent: Counter[str] = Counter()
         self.pools = Pools()
         """The planner's map of tenants and tiers to workers, as last known."""
+        self.energy = EnergyRates()
         self.known = False
         """Whether the registry was ever read."""
 
     def update(self, records: Sequence[ProcessRecord]) -> None:
         self.known = True
         self._records = tuple(records)
+        self.energy.update(self._records)
         fresh: dict[str, ModelCard] = {}
         for record in self._records:
             if record.card is not None:

@@ -2,7 +2,7 @@
 
 ::
 
-    kilowatt_hour = "0.25"               # optional: for energy, where it is measured (nothing here measures it yet)
+    kilowatt_hour = "0.25"               # optional: for energy, where workers measure it (GPUs, by NVML)
 
     [models."smollm2-135m-instruct"]     # the name "*" is for every model that is not listed
     input = "0.15"                       # a million tokens, in the book's currency, as text: it is exact

@@ -12,6 +12,7 @@ from baton.core.types import (
     QuotaBalance,
     QuotaClaim,
 )
+from gateway.energy import EnergyRates
 from gateway.prices import PriceBook
 
 
@@ -46,15 +47,34 @@ def enforced(balances: tuple[QuotaBalance, ...], account: Account) -> tuple[Quot
 class Delivery:
     """Adds up what the client got, on this gateway and, as far as it tells, on those before."""
 
-    def __init__(self, request: GenerateRequest, claim: QuotaClaim) -> None:
+    def __init__(self, request: GenerateRequest, claim: QuotaClaim, energy: EnergyRates) -> None:
         self._input = claim.input_tokens
         self._most = claim.output_tokens
+        self._energy = energy
         self._cached = 0
         self._output = sum(map(len, request.resume))
+        self._resumed = self._output  # computed by whoever the gateway before asked: as if by the worker that goes on
+        self._workers: dict[int, str] = {}  # that decode, by choice
+        self._millijoules = 0.0
+        self._prompt_counts = True
 
     def add(self, chunk: GenerateChunk) -> Delivered:
         """With ``chunk``. The prompt counts once, from the first chunk on; choice 0 tells what a cache had of it."""
         self._output += len(chunk.token_ids)
         if chunk.usage is not None and chunk.index == 0:
             self._cached = min(chunk.usage.cached_tokens, self._input)
-        return Delivered(self._input, self._cached, min(self._output, self._most))
+        self._spend(chunk)
+        output = min(self._output, self._most)
+        return Delivered(self._input, self._cached, output, energy_millijoules=int(self._millijoules))
+
+    def _spend(self, chunk: GenerateChunk) -> None:
+        """Each token by the rate of the worker that computed it."""
+        tokens, placed = len(chunk.token_ids), chunk.placement
+        if placed is not None:
+            self._workers[chunk.index] = placed.decode_worker
+            if self._prompt_counts and chunk.index == 0:
+                self._prompt_counts = False
+                at = placed.prefill_worker or placed.decode_worker
+                self._millijoules += self._energy.millijoules(at, self._input - self._cached)
+                tokens += self._resumed
+        self._millijoules += self._energy.millijoules(self._workers.get(chunk.index, ""), tokens)

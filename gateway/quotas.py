@@ -47,7 +47,7 @@ async def shared_quotas(
     clock: Clock,
     ids: Ids,
     meter: Meter,
-    replicas: int,
+    policy: AdmissionPolicy,
     ledger_directory: Path | None,
     ledger_policy: LedgerPolicy,
 ) -> AsyncIterator[Quotas]:
@@ -62,7 +62,6 @@ async def shared_quotas(
         upkeep = LedgerUpkeep(ledger, archive, clock, meter, ledger_policy)
         usage = ArchivedLedger(ledger, archive)
         local = MemoryQuota(clock, remember_seconds=state.quota_remember_seconds, kept_entries=LOCAL_ENTRIES)
-        policy = AdmissionPolicy(replicas=replicas, remember_seconds=state.quota_remember_seconds)
         accounts = Accounts(FileKeyAccounts(records, ring), ring.secret, clock, AccountPolicy())
         built = Quotas(
             callers=Callers(ring, accounts),

@@ -86,7 +86,7 @@ class Gateway:
             async with self._parts.running.own(principal.tenant, request.request_id, deadline):
                 claim, choices = await self._prepared(request, principal, deadline)
                 async with self._admitted(claim, deadline) as grant, closing(fan_out(choices)) as chunks:
-                    delivery = Delivery(request, claim)
+                    delivery = Delivery(request, claim, self._parts.fleet.energy)
                     balances = enforced(grant.balances, claim.account)
                     async for chunk in chunks:
                         grant.note(delivery.add(chunk))

@@ -13,12 +13,20 @@ from typing import cast
 from baton.cli.state_dir import LaunchedProcess, StackRecord, is_alive
 from baton.cli.terminal import table
 from baton.core.errors import StateUnavailable
-from baton.core.types import EngineStats, ProcessRecord, TierLoad, WorkerState
+from baton.core.types import EngineStats, ProcessRecord, Role, TierLoad, WorkerState
 from baton.state.config import StateConfig
 from baton.state.redis_client import connect
 from baton.state.registry import RedisRegistry
 
 PROBE_SECONDS = 1.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Said:
+    """A process's state, and what it does without for now, if anything."""
+
+    state: WorkerState
+    degraded: str | None = None
 
 
 async def registered(record: StackRecord) -> dict[str, ProcessRecord]:
@@ -39,11 +47,11 @@ async def entries(record: StackRecord) -> list[dict[str, object]]:
     found = [known.get(process.id) for process in record.processes]
     # An id of an earlier process, whose lease has not ended yet, says nothing about this one.
     mine = [f if f and f.pid == p.pid else None for f, p in zip(found, record.processes, strict=True)]
-    states = await asyncio.gather(*(_state(*pair) for pair in zip(record.processes, mine, strict=True)))
-    return [_entry(*each) for each in zip(record.processes, mine, states, strict=True)]
+    said = await asyncio.gather(*(_said(*pair) for pair in zip(record.processes, mine, strict=True)))
+    return [_entry(*each) for each in zip(record.processes, mine, said, strict=True)]
 
 
-def _entry(process: LaunchedProcess, found: ProcessRecord | None, state: WorkerState) -> dict[str, object]:
+def _entry(process: LaunchedProcess, found: ProcessRecord | None, said: Said) -> dict[str, object]:
     entry: dict[str, object] = {
         "service": process.service,
         "role": found.role.value if found else process.service,
@@ -52,10 +60,12 @@ def _entry(process: LaunchedProcess, found: ProcessRecord | None, state: WorkerS
         "pid": process.pid,
         "address": found.address if found else process.address,
         "http_address": found.http_address if found else process.http_address,
-        "state": state.value,
+        "state": said.state.value,
         "resident_mb": round(sum(resident_mb(pid) for pid in family(process.pid)), 1),
         "log": process.log,
     }
+    if said.degraded is not None:
+        entry["degraded"] = said.degraded
     if found is not None and found.card is not None:
         entry["model"] = found.card.model
         entry["tokens_per_second"] = round(found.tokens_per_second, 1)
@@ -65,28 +75,32 @@ def _entry(process: LaunchedProcess, found: ProcessRecord | None, state: WorkerS
     return entry
 
 
-async def _state(process: LaunchedProcess, found: ProcessRecord | None) -> WorkerState:
+async def _said(process: LaunchedProcess, found: ProcessRecord | None) -> Said:
+    """Of gateways, too, what they do without: no registry tells that."""
     if not is_alive(process.pid):
-        return WorkerState.DEAD
-    if found is not None:
-        return found.state
+        return Said(WorkerState.DEAD)
     if process.service == "redis":
-        return WorkerState.READY
-    if not process.http_address:
-        return WorkerState.LOADING  # it has not registered yet
-    return await asyncio.to_thread(_asked_itself, process.http_address)
+        return Said(WorkerState.READY)
+    address = process.http_address if found is None else found.http_address
+    if not address:
+        return Said(WorkerState.LOADING if found is None else found.state)
+    if found is not None and found.role is not Role.GATEWAY:
+        return Said(found.state)
+    itself = await asyncio.to_thread(_asked_itself, address)
+    return itself if found is None else Said(found.state, itself.degraded)
 
 
-def _asked_itself(http_address: str) -> WorkerState:
+def _asked_itself(http_address: str) -> Said:
     """What a process says of itself, for those that Redis does not know (any more); one that is silent is dead."""
     try:
-        with urllib.request.urlopen(f"http://{http_address}/readyz", timeout=PROBE_SECONDS):
-            return WorkerState.READY
+        with urllib.request.urlopen(f"http://{http_address}/readyz", timeout=PROBE_SECONDS) as answer:
+            _, _, degraded = answer.read().decode(errors="replace").partition("degraded: ")
+            return Said(WorkerState.READY, degraded.strip() or None)
     except urllib.error.HTTPError as error:
         said = error.read().decode(errors="replace").strip()
-        return WorkerState(said) if said in set(WorkerState) else WorkerState.LOADING
+        return Said(WorkerState(said) if said in set(WorkerState) else WorkerState.LOADING)
     except OSError:
-        return WorkerState.DEAD
+        return Said(WorkerState.DEAD)
 
 
 def _load(stats: EngineStats) -> dict[str, object]:
@@ -166,6 +180,8 @@ def as_table(processes: Sequence[dict[str, object]]) -> str:
         load = "/".join(str(blocks[kind]) for kind in ("held", "cached", "free")) if blocks else _tier(entry)
         running = _requests(entry) if "running" in entry else ""
         shown = [str(entry[name]) for name in ("id", "state", "pid", "address", "http_address", "resident_mb")]
+        if "degraded" in entry:
+            shown[1] += f" ({entry['degraded']})"
         rows.append([*shown, running, load, str(entry.get("tokens_per_second", ""))])
     header = ["process", "state", "pid", "address", "http", "MB", "running+queued", "blocks held/cached/free", "tok/s"]
     return table(header, rows)

@@ -114,6 +114,7 @@ class EngineCore:
             host_seconds=self._host_seconds,
             device_seconds=times.device,
             device_idle_seconds=times.device_idle,
+            energy_joules=times.joules,
             draft_tokens_proposed=self._speculator.proposed,
             draft_tokens_accepted=self._speculator.accepted,
         )

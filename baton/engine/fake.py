@@ -102,8 +102,9 @@ class FakeRunner:
     def collect(self) -> StepResult:
         if self._step_seconds:
             time.sleep(self._step_seconds)
-            waited, device, idle = self.times
-            self.times = RunnerTimes(waited + self._step_seconds, device + self._step_seconds, idle)
+            before = self.times
+            waited, device = before.waited + self._step_seconds, before.device + self._step_seconds
+            self.times = before._replace(waited=waited, device=device)
         if self.copies is not None:
             self.copies.look()
         parts = self._flights.popleft()

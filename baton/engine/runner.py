@@ -86,11 +86,12 @@ class StepResult:
 
 
 class RunnerTimes(NamedTuple):
-    """Seconds since the runner was made, of the steps that were collected."""
+    """Seconds since the runner was made, of the steps that were collected; and what its GPU has used since."""
 
     waited: float = 0.0  # in ``collect``, for the device
     device: float = 0.0  # of steps on the device
     device_idle: float = 0.0  # before steps that were launched when another one was still in flight
+    joules: float = 0.0  # of the whole GPU, where it counts them
 
 
 class Runner(Protocol):

@@ -19,6 +19,7 @@ from baton.core.errors import StateUnavailable
 from baton.state.config import StateConfig
 
 T = TypeVar("T")
+LOOKS = 4  # at what has arrived, within one budget
 
 
 @asynccontextmanager
@@ -27,7 +28,7 @@ async def connect(config: StateConfig) -> AsyncIterator[Redis]:
     client = Redis.from_url(  # pyright: ignore[reportUnknownMemberType]
         config.url,
         password=config.password or None,
-        socket_timeout=config.timeout_ms / 1000,
+        socket_timeout=None,  # ``within`` keeps the time of every call, and knows of a busy process
         socket_connect_timeout=config.connect_timeout_ms / 1000,
         retry=Retry(NoBackoff(), 0),
         decode_responses=False,
@@ -44,14 +45,39 @@ async def within_budget(call: Awaitable[T], config: StateConfig, what: str) -> T
 
 
 async def within(call: Awaitable[T], seconds: float, what: str) -> T:
-    """The same for a call whose budget is ``seconds``, however long the client's own limits are."""
+    """The same for a call whose budget is ``seconds``, however long the client's own limits are.
+
+    What this process itself takes counts for little: while a burst of requests keeps the loop busy, an answer lies
+    in the socket unread, and Redis must not be taken for dead. So the budget ends only when the loop has looked for
+    answers ``LOOKS`` times, a part of the budget apart.
+    """
     try:
-        async with asyncio.timeout(seconds):
+        async with _timeout(seconds):
             return await _cancellable(call)
     except TimeoutError as error:
         raise StateUnavailable(f"{what}: Redis did not answer within {seconds * 1000:.0f} ms") from error
     except (RedisError, OSError) as error:
         raise StateUnavailable(f"{what}: Redis is away: {error}") from error
+
+
+@asynccontextmanager
+async def _timeout(seconds: float) -> AsyncIterator[None]:
+    """TimeoutError after ``seconds``, or later, if the loop was too busy to look ``LOOKS`` times until then."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(None) as limit:
+
+        def look(times: int) -> None:
+            nonlocal timer
+            if times == LOOKS:
+                limit.reschedule(loop.time())
+            else:
+                timer = loop.call_later(seconds / LOOKS, look, times + 1)
+
+        timer = loop.call_later(seconds / LOOKS, look, 1)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
 
 async def _cancellable(call: Awaitable[T]) -> T:

@@ -1,6 +1,7 @@
 """The small HTTP port of every service: /metrics, /healthz, /readyz. GET only, plain asyncio, no framework.
 
-/healthz says that this process's event loop turns; it never depends on a peer. /readyz says that it takes work.
+/healthz says that this process's event loop turns; it never depends on a peer. /readyz says that it takes work, and in
+a second line, ``degraded: ...``, what it has to do without meanwhile.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ MAX_REQUEST_LINE = 4096
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """``ready`` returns None when ready, else the reason why not."""
+    """``ready`` returns None when ready, else the reason why not; ``degraded`` what a ready process does without."""
 
     exposition: Callable[[], bytes]
     ready: Callable[[], str | None]
+    degraded: Callable[[], str | None] = lambda: None
 
 
 @asynccontextmanager
@@ -66,5 +68,8 @@ def _respond(method: str, path: str, endpoints: Endpoints) -> tuple[str, bytes]:
         return "200 OK", b"ok\n"
     if path == "/readyz":
         reason = endpoints.ready()
-        return ("200 OK", b"ready\n") if reason is None else ("503 Service Unavailable", f"{reason}\n".encode())
+        if reason is not None:
+            return "503 Service Unavailable", f"{reason}\n".encode()
+        lacking = endpoints.degraded()
+        return "200 OK", b"ready\n" if lacking is None else f"ready\ndegraded: {lacking}\n".encode()
     return "404 Not Found", b"try /metrics, /healthz or /readyz\n"

@@ -100,7 +100,7 @@ async def service_process(
         record = config.described(ProcessRecord(process_id, role, address, epoch, getpid()))
         lease = state.lease_seconds
         registration = Registration(registry, record, clock, interval=config.heartbeat_seconds, lease=lease)
-        endpoints = Endpoints(meter.exposition, registration.why_not_ready)
+        endpoints = Endpoints(meter.exposition, registration.why_not_ready, registration.why_degraded)
         async with serve_http(config.http_host, config.http_port, endpoints) as http_address:
             registration.publish_http(http_address)
             stopping = _stop_requested()

@@ -33,6 +33,7 @@ class Registration:
         self._record = record
         self._stats: Callable[[], EngineStats] = EngineStats
         self._tier: Callable[[], TierStats | None] = lambda: None
+        self._degraded: Callable[[], str | None] = lambda: None
         self._measured = (clock.now(), 0)  # when, and tokens generated until then
         self._outage = RegistryOutage(log, "carrying on")
 
@@ -44,6 +45,14 @@ class Registration:
     def why_not_ready(self) -> str | None:
         """None when the process takes requests, else its state."""
         return None if self._record.state is WorkerState.READY else self._record.state.value
+
+    def why_degraded(self) -> str | None:
+        """What the process does without for now; None for nothing."""
+        return self._degraded()
+
+    def describe_degraded(self, why: Callable[[], str | None]) -> None:
+        """From now on /readyz says so. The registry does not: it is in the same Redis as what is lacking."""
+        self._degraded = why
 
     def publish_http(self, address: str) -> None:
         """Where /metrics, /healthz and /readyz are."""

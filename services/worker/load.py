@@ -14,6 +14,7 @@ COUNTERS = {
     "host_seconds": "The engine loop's own work, all but waiting for commands and for the device",
     "device_seconds": "Steps on the device, from the start of each to its end; 0 where the host computes",
     "device_idle_seconds": "Between two steps on the device while there was work; 0 where the host computes",
+    "energy_joules": "What the GPU has used, idle or not; 0 where nothing measures it",
     "draft_tokens_proposed": "Drafts that were checked, when speculation is on",
     "draft_tokens_accepted": "Drafts that were right: tokens drawn without a step of their own",
 }

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import cast
 
 import pytest
 
 from baton.core.clock import ManualClock
 from baton.core.errors import QuotaExceeded
-from baton.core.types import Delivered, LedgerReason, Limits, SettleOutcome
+from baton.core.types import Delivered, LedgerReason, Level, Limits, Metric, SettleOutcome
 from baton.state.config import StateConfig
 from baton.state.quota.shared import SharedQuota
 from tests.contract.quota_worlds import InWorlds, World, account, claim, fake_client, standing
@@ -87,6 +88,39 @@ def test_a_day_ends_at_midnight_of_its_time_zone(in_timed_worlds: InWorlds, zone
         await refused_for(world, "b", limits, zone=zone)
         world.pass_time(0.001)
         await world.quota.reserve(claim(payer, "b"))
+
+    in_timed_worlds(body)
+
+
+def test_days_that_overlap_in_two_time_zones_are_each_counted_to_their_own_end(in_timed_worlds: InWorlds) -> None:
+    """It is noon in UTC: the organisation's day in Kolkata ends in 6.5 hours, the tenant's in New York in 17."""
+    limits, roomier = Limits(tokens_per_day=60), Limits(tokens_per_day=90)
+
+    async def body(world: World) -> None:
+        both = account(roomier, organisation=limits)
+        organisation = replace(both.organisation, time_zone="Asia/Kolkata")
+        payer = replace(both, organisation=organisation, tenant=replace(both.tenant, time_zone="America/New_York"))
+
+        async def ends_after() -> float | None:
+            with pytest.raises(QuotaExceeded) as caught:
+                await world.quota.reserve(claim(payer, "too much"))
+            return caught.value.retry_after
+
+        async def served(name: str) -> None:
+            order = claim(payer, name)
+            await world.quota.reserve(order)
+            await world.quota.settle(order, Delivered(10, 0, 20))
+
+        await served("a")
+        await served("b")
+        assert await ends_after() == pytest.approx(6.5 * 3600), "the organisation's day is full"
+        world.pass_time(6.5 * 3600)
+        await served("c")  # the first of the organisation's next day, the third of the tenant's
+        assert await ends_after() == pytest.approx(10.5 * 3600), "now the tenant's is"
+        found = {b.level: b.used for b in await world.quota.balances(payer, "m") if b.metric is Metric.TOKENS_PER_DAY}
+        assert (found[Level.ORGANISATION], found[Level.TENANT]) == (30, 90)
+        world.pass_time(10.5 * 3600)
+        await served("d")
 
     in_timed_worlds(body)
 

@@ -282,3 +282,24 @@ def test_a_flood_of_refusals_is_forgotten_from_its_oldest(in_each_store: InStore
         assert await stores.refusals.find("acme", f"r{KEPT}") is not None
 
     in_each_store(body)
+
+
+def test_ten_thousand_tenants_are_listed_once_each_and_found_at_once(in_each_store: InStores) -> None:
+    many = [f"tenant-{number:05}" for number in range(10_000)]
+
+    async def body(stores: Stores) -> None:
+        async def make(name: str) -> None:
+            change = RecordChange(UMBRELLA.child(name), "", None, Tenant(name, "umbrella"))
+            await stores.records.commit(Commit("root", "create tenant", (change,), (UMBRELLA,)))
+
+        await stores.make()
+        for first in range(0, len(many), 100):
+            await asyncio.gather(*map(make, many[first : first + 100]))
+        listed: list[str] = []
+        while page := await stores.records.names(UMBRELLA, listed[-1] if listed else "", 1000):
+            listed += [name.tenant for name in page]
+        assert listed == ["acme", *many]
+        found = await stores.records.tenant(many[-1])
+        assert found is not None and found[0].name == many[-1]
+
+    in_each_store(body)

@@ -27,8 +27,8 @@ from baton.core.types import (
 from baton.rpc.admin_client import AdminClient
 from baton.rpc.channels import ChannelPool, ClientSecurity
 from tests.admin_world import NEW, WHICHEVER
-from tests.gateways import second_gateway
-from tests.launched import GENEROUS_SECONDS, prompt_request, running_stack
+from tests.gateways import eventually, second_gateway
+from tests.launched import prompt_request, running_stack
 
 UMBRELLA, ACME = ResourceName("umbrella"), ResourceName("umbrella", "acme")
 ANY_KEY = KeyRecord("", "", "", "")
@@ -79,15 +79,6 @@ async def two_gateways(*settings: str) -> AsyncIterator[Gateways]:
             clients = [await stack.enter_async_context(Client(address, key)) for address in addresses]
             yield Gateways(admins, clients)
             await running.assert_idle()
-
-
-async def eventually(holds: Callable[[], Awaitable[bool]], what: str) -> None:
-    try:
-        async with asyncio.timeout(GENEROUS_SECONDS):
-            while not await holds():
-                await asyncio.sleep(0.02)
-    except TimeoutError as error:
-        raise AssertionError(f"never came true: {what}") from error
 
 
 async def raises(kind: type[Exception], work: Callable[[], Awaitable[object]]) -> bool:

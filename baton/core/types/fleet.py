@@ -61,7 +61,8 @@ class EngineStats:
 
     ``host_seconds`` is the engine loop's own work, all but waiting for commands and for the device. ``device_seconds``
     is from each step's start on the device to its end, ``device_idle_seconds`` between the end of one step and the
-    start of the next while there was work; both are 0 where the host computes.
+    start of the next while there was work; both are 0 where the host computes. ``energy_joules`` is what the worker's
+    GPU has used since the engine started, idle or not; 0 where nothing measures it.
 
     ``backlog_tokens`` are of admitted prompts and not computed yet. A prompt that came now would be computed at
     ``prompt_tokens_per_second``, beside the answers that go on; steps of answers alone take ``decode_step_seconds``.
@@ -86,6 +87,7 @@ class EngineStats:
     host_seconds: float = 0.0
     device_seconds: float = 0.0
     device_idle_seconds: float = 0.0
+    energy_joules: float = 0.0
     draft_tokens_proposed: int = 0
     draft_tokens_accepted: int = 0
     tiers: tuple[TierLoad, ...] = ()  # of tenants, from the highest down; of those that ever had a request here

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from baton.core.clock import SystemClock
 from baton.core.errors import ConfigError
 from baton.core.types import ModelCard, Module
 from baton.engine import kvcache
@@ -39,6 +40,7 @@ from baton.engine.cuda.step_arrays import BatchShape, StepLayout, decode_buckets
 from baton.engine.cuda.step_buffer import StepBuffer, copy_lookup
 from baton.engine.cuda.warm_up import warm_up
 from baton.engine.decoder import Weights
+from baton.engine.gpu import gpu_energy
 from baton.engine.models.registry import by_name
 from baton.engine.spec import DecoderSpec
 
@@ -172,6 +174,7 @@ class _Assembly:
             self._results,
             copy,
             lambda blocks, streams: device_copies(self._library, blocks, self.card.format, streams),
+            gpu_energy(str(torch.cuda.get_device_properties(pool.device).uuid), SystemClock()),
         )
         return CudaRunner(machinery, self.card, resources)
 

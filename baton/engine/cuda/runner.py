@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from baton.engine.cuda.scores import SCORED_ROWS, indices, queue_scores
 from baton.engine.cuda.step_arrays import Ints, StepArrays, StepLayout
 from baton.engine.cuda.step_buffer import Copy, StepBuffer
 from baton.engine.cuda.step_timer import StepTimer
+from baton.engine.gpu import EnergyMeter, NoEnergy
 from baton.engine.runner import Part, RunnerTimes, StepResult
 
 STEPS_AHEAD = 1
@@ -55,6 +56,7 @@ class Machinery:
     results: torch.Tensor  # int32 [2, rows]: the drawn tokens and the sampler's flags
     copy: Copy
     copies: Callable[[torch.Tensor, Sequence[torch.cuda.Stream]], CudaCopies | None] = _no_copies  # beside streams
+    energy: EnergyMeter = field(default_factory=NoEnergy)
 
 
 class CudaRunner:
@@ -93,7 +95,7 @@ class CudaRunner:
 
     @property
     def times(self) -> RunnerTimes:
-        return self._timer.times
+        return self._timer.times._replace(joules=self._machinery.energy.joules())
 
     @torch.inference_mode()
     def launch(self, parts: Sequence[Part]) -> None:

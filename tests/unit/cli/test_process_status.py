@@ -116,6 +116,21 @@ def test_without_redis_a_process_is_asked_itself(reason: str | None, state: str)
     assert (entry["state"], entry["epoch"], entry["address"]) == (state, 5, "h:1")
 
 
+def test_a_gateway_is_asked_what_it_does_without_though_redis_knows_it(redis: str) -> None:
+    async def main() -> dict[str, Any]:
+        endpoints = Endpoints(lambda: b"", lambda: None, lambda: "counters are away")
+        async with serve_http("127.0.0.1", 0, endpoints) as http:
+            gateway = ProcessRecord("gateway-0", Role.GATEWAY, "h:1", 78, ME, http, WorkerState.READY)
+            [entry] = await asyncio.to_thread(
+                shown, redis, LaunchedProcess("gateway", "gateway-0", ME), registered=(gateway,)
+            )
+            return entry
+
+    entry = asyncio.run(main())
+    assert (entry["state"], entry["degraded"]) == ("ready", "counters are away")
+    assert "ready (counters are away)" in as_table([entry])
+
+
 def test_a_process_that_neither_redis_nor_itself_vouches_for_is_dead() -> None:
     process = LaunchedProcess("planner", "planner-0", ME, "", "h:1", f"127.0.0.1:{free_port()}", 5)
     nowhere = f"redis://127.0.0.1:{free_port()}/0"

@@ -164,6 +164,37 @@ def test_a_stream_that_ends_early_without_an_error_is_continued_and_given_up_at_
     assert len({request.request_id for request in asked}) == 1
 
 
+def test_streams_that_are_lost_together_go_on_at_the_next_address_together() -> None:
+    """An even number of them would be back at the first one if each turned by itself."""
+
+    began: list[str] = []
+    all_began = asyncio.Event()
+
+    class Door:
+        def __init__(self, address: str) -> None:
+            self.address = address
+
+        async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+            if self.address == "alive:1":
+                yield GenerateChunk(request.request_id, token_ids=(2,), finish=FinishReason.STOP)
+                return
+            yield GenerateChunk(request.request_id, token_ids=(1,))
+            began.append(request.request_id)
+            if len(began) == 4:
+                all_began.set()
+            await all_began.wait()
+            raise PeerUnavailable("lost")
+
+    async def run() -> list[Answer]:
+        addresses, policy = ["dead:1", "alive:1"], ResumePolicy(attempts=1)
+        async with Client(addresses, "k.s", resume=policy, clock=ManualClock()) as client:
+            client._door = Door  # type: ignore[method-assign, assignment]
+            return await asyncio.gather(*(client.ask(replace(ASK, request_id=f"r{n}")) for n in range(4)))
+
+    answers = asyncio.run(run())
+    assert [list(answer.choices[0].token_ids) for answer in answers] == [[1, 2]] * 4
+
+
 @pytest.mark.parametrize("n", [1, 3])
 def test_an_answer_survives_the_death_of_its_gateway(n: int) -> None:
     """The first gateway stops mid-stream; another one, over other workers, takes over at the same address."""

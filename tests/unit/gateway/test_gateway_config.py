@@ -31,6 +31,8 @@ def test_tokenizers_are_named_directories() -> None:
         "default_max_tokens=0",
         "planner_budget_ms=0",
         "max_lost_workers=-1",
+        "quota_lease_seconds=0",
+        "quota_renew_seconds=6",
         "tokenizers=nowhere",
         "door_certificate=cert.pem",
         "door_client_ca=ca.pem",

@@ -11,6 +11,7 @@ from baton.core.errors import Overloaded, PeerUnavailable, QuotaExceeded
 from baton.core.streams import closing
 from baton.core.types import (
     Account,
+    EngineStats,
     GenerateChunk,
     KeyRecord,
     LedgerEntry,
@@ -21,7 +22,7 @@ from baton.core.types import (
     Tenant,
 )
 from tests.unit.gateway.asking import ASK, spelled
-from tests.unit.gateway.doubles import Fault, Fleet, ScriptedDecode
+from tests.unit.gateway.doubles import Fault, Fleet, ScriptedDecode, record
 
 WHOLE = replace(ASK, stop=StopRules(ignore_eos=True), request_id="r1")  # 1 token in, 24 out
 
@@ -54,6 +55,19 @@ def test_a_request_is_charged_its_prompt_once_and_the_tokens_of_all_choices() ->
         assert figures(entry) == (1, 1, 72)
         assert (entry.tenant, entry.key_id, entry.model, entry.request_id) == ("acme", "local", "toy", "r1")
         assert await reserved(fleet) == 0
+
+    asyncio.run(body())
+
+
+def test_energy_that_workers_measure_is_in_the_ledger() -> None:
+    async def body() -> None:
+        fleet = Fleet(ScriptedDecode("w0"))
+        for joules, tokens in ((0.0, 0), (200.0, 100)):  # 2 a token
+            stats = EngineStats(energy_joules=joules, tokens_generated=tokens)
+            fleet.view.update([replace(record("w0"), stats=stats)])
+        await fleet.ask(WHOLE)
+        [entry] = await charged(fleet)
+        assert entry.energy_millijoules == 24 * 2000  # what its prefill worker uses is not known
 
     asyncio.run(body())
 

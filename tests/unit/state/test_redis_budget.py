@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 from contextlib import suppress
 
 import pytest
 
 from baton.core.errors import StateUnavailable
 from baton.state.config import StateConfig
-from baton.state.redis_client import within_budget
+from baton.state.redis_client import within, within_budget
 
 PATIENT = StateConfig(timeout_ms=60_000)
 QUICK = StateConfig(timeout_ms=1, connect_timeout_ms=1)
@@ -59,3 +61,27 @@ def test_a_cancellation_before_the_call_does_not_end_it_twice() -> None:
         return await task
 
     assert asyncio.run(run()) == "an answer"
+
+
+def test_an_answer_that_lies_unread_while_this_process_is_busy_is_no_outage() -> None:
+    async def run() -> str:
+        loop, (reading, writing) = asyncio.get_running_loop(), os.pipe()
+        arrived = loop.create_future()
+        loop.add_reader(reading, lambda: arrived.done() or arrived.set_result(os.read(reading, 9)))
+
+        async def call() -> str:
+            """Its answer comes at once, and is read in two turns of the loop."""
+            os.write(writing, b"answer")
+            loop.call_soon(time.sleep, 0.05)  # requests of a burst, all due in this turn
+            answer: bytes = await arrived
+            await asyncio.sleep(0)
+            return answer.decode()
+
+        try:
+            return await within(call(), 0.01, "reserve")
+        finally:
+            loop.remove_reader(reading)
+            os.close(reading)
+            os.close(writing)
+
+    assert asyncio.run(run()) == "answer"

@@ -47,6 +47,15 @@ def test_serves_metrics_health_and_readiness() -> None:
     asyncio.run(main())
 
 
+def test_a_ready_process_says_what_it_does_without() -> None:
+    async def main() -> str:
+        async with serve_http("127.0.0.1", 0, Endpoints(lambda: b"", lambda: None, lambda: "counters")) as address:
+            return await get(address, b"GET /readyz HTTP/1.1\r\n\r\n")
+
+    answer = asyncio.run(main())
+    assert "200 OK" in answer and answer.endswith("ready\ndegraded: counters\n")
+
+
 @pytest.mark.parametrize("garbage", [b"\r\n\r\n", b"GET\r\n\r\n", b"\xff\xfe\x00\r\n\r\n"])
 def test_bytes_that_are_no_request_are_answered_and_not_logged(
     garbage: bytes, caplog: pytest.LogCaptureFixture
