@@ -107,7 +107,7 @@ class Sequence:
 
     @property
     def rank(self) -> tuple[int, int, int]:
-        """Lowest first: tier, then priority, then arrival. Who is preempted is the last by it."""
+        """Lowest first: tier, then priority, then arrival. Between tenants of a tier it decides nothing (``victims.py``)."""
         return (PLACE[self.request.tier], -self.request.priority, self.arrival)
 
     @property
