@@ -33,12 +33,12 @@ def borrowers(
     lower = [tier for tier in shares.borrowing_below(own) if has_claim or tier.due >= own.due]
     victims: list[Sequence] = []
     for tier in reversed(lower):
-        given_places = given_blocks = 0
-        for sequence in giving_order(s for s in running if s.share.tier is tier and _may_go(s)):
+        given_blocks = 0
+        giving = giving_order(s for s in running if s.share.tier is tier and _may_go(s))
+        for given_places, sequence in enumerate(giving):
             if not shares.is_borrowing(tier, given_places, given_blocks):
                 break
             freed = pool.exclusive(sequence.blocks)
-            given_places += 1
             given_blocks += freed
             victims.append(sequence)
             places -= 1

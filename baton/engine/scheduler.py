@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 
 from baton.core.clock import Clock
 from baton.core.errors import Expired, Overloaded
-from baton.core.types import TierLoad
+from baton.core.types import Tier, TierLoad
 from baton.engine.blocks import BlockPool
 from baton.engine.config import EngineConfig
 from baton.engine.pacing import StepPace
@@ -73,17 +73,17 @@ class Scheduler:
 
     @property
     def tier_loads(self) -> tuple[TierLoad, ...]:
-        return self._shares.loads()
+        """Their backlogs are of prompts that run and are not computed; what is in flight counts."""
+        backlog: Counter[Tier] = Counter()
+        for sequence in self._computing:
+            if sequence.stage is Stage.RUNNING:
+                backlog[sequence.request.tier] += sequence.length - sequence.computed
+        return self._shares.loads(backlog)
 
     @property
     def has_work(self) -> bool:
         """A step would compute or admit something."""
         return bool(self._running) or self._admissible() is not None
-
-    @property
-    def backlog_tokens(self) -> int:
-        """Of prompts that run and are not computed; those in flight count."""
-        return sum(s.length - s.computed for s in self._computing if s.stage is Stage.RUNNING)
 
     @property
     def prompt_tokens_per_second(self) -> float:

@@ -107,7 +107,7 @@ class Sequence:
 
     @property
     def rank(self) -> tuple[int, int, int]:
-        """Lowest first: tier, then priority, then arrival. Between tenants of a tier it decides nothing (``victims.py``)."""
+        """Lowest first: tier, then priority, then arrival. Between a tier's tenants it decides nothing."""
         return (PLACE[self.request.tier], -self.request.priority, self.arrival)
 
     @property

@@ -20,9 +20,9 @@ def giving_order(running: Iterable[Sequence]) -> Iterator[Sequence]:
         queues.setdefault(sequence.share, []).append(sequence)
     left = {share: len(share.blocks) for share in queues}
     while queues:
-        heads = ((left[share] - share.own(queue[-1].blocks), queue[-1].arrival, share) for share, queue in queues.items())
-        left_then, _, share = max(heads, key=lambda head: head[:2])
-        left[share] = left_then
+        lasts = ((left[share] - share.own(q[-1].blocks), q[-1].arrival, share) for share, q in queues.items())
+        left_over, _, share = max(lasts, key=lambda last: last[:2])
+        left[share] = left_over
         yield queues[share].pop()
         if not queues[share]:
             del queues[share]

@@ -15,9 +15,15 @@ class Level(StrEnum):
 
 
 class Tier(StrEnum):
+    """From the highest down."""
+
     GOLD = "gold"
     SILVER = "silver"
     BRONZE = "bronze"
+
+    def is_below(self, other: Tier) -> bool:
+        order = tuple(Tier)
+        return order.index(self) > order.index(other)
 
 
 class AdminRole(StrEnum):

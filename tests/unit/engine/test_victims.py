@@ -44,9 +44,7 @@ def test_a_priority_saves_no_blocks_at_another_tenants_cost() -> None:
 
 def test_inside_a_tenant_the_lowest_priority_gives_first_and_then_the_youngest() -> None:
     driver = Driver(12, growth_window=0)
-    keys = reserve(
-        driver, bronze("a", 8, 0, 20, priority=-1), bronze("a", 8, 1, 20), bronze("a", 8, 2, 20)
-    )
+    keys = reserve(driver, bronze("a", 8, 0, 20, priority=-1), bronze("a", 8, 1, 20), bronze("a", 8, 2, 20))
     run_until_preempted(driver)
     assert preemptions(driver, *keys) == [1, 0, 0]
     run_until_preempted(driver, 2)
