@@ -259,7 +259,7 @@ def _organisation(found: Versioned) -> pb.Organization:
 
 
 def _tenant(found: Versioned) -> pb.Tenant:
-    return tenant_to_wire(cast(Tenant, found.record), found.name, found.etag)
+    return tenant_to_wire(cast(Tenant, found.record), found.name, found.etag, found.warnings)
 
 
 def _key(found: Versioned) -> pb.Key:

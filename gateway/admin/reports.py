@@ -30,6 +30,7 @@ from baton.core.types import (
     Versioned,
 )
 from gateway.admin.parts import AdminParts, find
+from gateway.admin.record_warnings import warnings_of
 from gateway.admin.rights import check_platform, check_reads, home, seen_from
 
 DEFAULT_PAGE, MAX_PAGE = 50, 1000
@@ -52,7 +53,7 @@ class AdminReports:
 
     async def get(self, name: ResourceName, caller: Account) -> Versioned:
         check_reads(caller, name)
-        return await find(self._parts.records, name)
+        return await self._found(name)
 
     async def list(self, parent: ResourceName, paging: Paging, caller: Account) -> RecordPage:
         """Organisations below the root, tenants below an organisation, keys below a tenant."""
@@ -67,7 +68,7 @@ class AdminReports:
         found: list[Versioned] = []
         for name in names[:size]:
             try:
-                found.append(await find(self._parts.records, name))
+                found.append(await self._found(name))
             except NotFound:
                 continue  # it went between the two reads
         return RecordPage(tuple(found), names[size - 1].id if len(names) > size else "")
@@ -83,11 +84,12 @@ class AdminReports:
         if tenant.kind is not RecordKind.TENANT:
             raise InvalidRequest.out_of_range("parent", repr(str(tenant)), "must name a tenant")
         check_reads(caller, tenant)
-        await find(self._parts.records, tenant)
+        found = await self._found(tenant)
         note = await self._parts.refusals.find(tenant.tenant, request_id)
         if note is None:
             kept = "the latest thousand of a tenant are kept"
-            raise NotFound(f"request_id: no refusal of {request_id!r:.150} is known in {tenant}: {kept}")
+            doubts = "".join(f"; {doubt.field}: {doubt.message}" for doubt in found.warnings)
+            raise NotFound(f"request_id: no refusal of {request_id!r:.150} is known in {tenant}: {kept}{doubts}")
         return note
 
     async def alerts(self, organisation: ResourceName, caller: Account) -> Sequence[QuotaAlert]:
@@ -123,14 +125,14 @@ class AdminReports:
             raise InvalidRequest.out_of_range("end", query.end, limit)
 
     async def _organisations(self, parent: ResourceName) -> AsyncIterator[str]:
+        """All that were ever charged, deleted ones and tenants of the key file that nobody recorded among them."""
         if parent.organisation:
             yield parent.organisation
             return
-        after = ""
-        while names := await self._parts.records.names(parent, after, MAX_PAGE):
-            for name in names:
-                yield name.organisation
-            after = names[-1].organisation
+        async with closing(self._parts.ledger.organisations()) as names:
+            found = [name async for name in names]
+        for name in sorted(found):
+            yield name
 
     async def _charges(self, organisation: str, query: UsageQuery) -> AsyncIterator[LedgerEntry]:
         """Entries grow by when they were written, and belong to the time of admission, which was earlier."""
@@ -167,6 +169,10 @@ class AdminReports:
             if len(batch) < AUDIT_AT_ONCE:
                 return AuditPage(tuple(found))
         return AuditPage(tuple(found), before)
+
+    async def _found(self, name: ResourceName) -> Versioned:
+        found = await find(self._parts.records, name)
+        return replace(found, warnings=warnings_of(found.record, self._parts.fleet()))
 
     async def _account(self, name: ResourceName) -> Account:
         """Everybody who pays for requests at the level of ``name``; below it stands nobody."""

@@ -104,6 +104,8 @@ def test_records_travel_field_by_field() -> None:
         assert made.record == organisation and made == await to.root.get(ResourceName("o"))
         tenant = await to.root.create(UMBRELLA.child("t"), WHOLE_TENANT, NEW)
         assert tenant.record == WHOLE_TENANT and tenant == await to.root.get(tenant.name)
+        assert [warning.field for warning in tenant.warnings] == ["tenant.pool", "tenant.pool"]
+        assert tenant == await to.world.admin.get(tenant.name, to.world.root)
         issued = await to.root.issue_key(ACME.child("k"), WHOLE_KEY, NEW)
         stored = await to.world.records.key("k")
         assert stored is not None and isinstance(issued.key.record, KeyRecord)

@@ -57,12 +57,21 @@ class ResourceName:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordWarning:
+    """What ``field`` of a record says has no effect as things stand, or not the one meant: no error, it may change."""
+
+    field: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Versioned:
     """A record as it was read or written. ``etag`` changes with it; empty: nothing was written (``validate_only``)."""
 
     name: ResourceName
     record: TenancyRecord
     etag: str
+    warnings: tuple[RecordWarning, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

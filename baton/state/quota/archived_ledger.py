@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 
 from baton.core.errors import NotFound
+from baton.core.streams import closing
 from baton.core.tenancy_api import LedgerApi, LedgerArchive
 from baton.core.types import LedgerEntry, QuotaAlert, ledger_position
 
@@ -30,6 +31,17 @@ class ArchivedLedger:
     def __init__(self, ledger: LedgerApi, archive: LedgerArchive | None) -> None:
         self._ledger = ledger
         self._archive = archive
+
+    async def organisations(self) -> AsyncIterator[str]:
+        seen = set[str]()
+        if self._archive is not None:
+            for name in await self._archive.organisations():
+                seen.add(name)
+                yield name
+        async with closing(self._ledger.organisations()) as names:
+            async for name in names:
+                if name not in seen:
+                    yield name
 
     async def entries(self, organisation: str, after: str = "", limit: int = 1000) -> Sequence[LedgerEntry]:
         archived = "" if self._archive is None else await self._archive.latest(organisation)

@@ -128,6 +128,14 @@ class ModelList(_message.Message):
     models: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, models: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class RecordWarning(_message.Message):
+    __slots__ = ("field", "message")
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    field: str
+    message: str
+    def __init__(self, field: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
 class Organization(_message.Message):
     __slots__ = ("name", "etag", "limits", "model_limits", "time_zone")
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -143,7 +151,7 @@ class Organization(_message.Message):
     def __init__(self, name: _Optional[str] = ..., etag: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., model_limits: _Optional[_Iterable[_Union[ModelLimits, _Mapping]]] = ..., time_zone: _Optional[str] = ...) -> None: ...
 
 class Tenant(_message.Message):
-    __slots__ = ("name", "etag", "limits", "model_limits", "time_zone", "tier", "models", "sharing_group", "away", "max_kv_blocks", "pool")
+    __slots__ = ("name", "etag", "limits", "model_limits", "time_zone", "tier", "models", "sharing_group", "away", "max_kv_blocks", "pool", "warnings")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ETAG_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
@@ -155,6 +163,7 @@ class Tenant(_message.Message):
     AWAY_FIELD_NUMBER: _ClassVar[int]
     MAX_KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
+    WARNINGS_FIELD_NUMBER: _ClassVar[int]
     name: str
     etag: str
     limits: Limits
@@ -166,7 +175,8 @@ class Tenant(_message.Message):
     away: AwayPolicy
     max_kv_blocks: int
     pool: str
-    def __init__(self, name: _Optional[str] = ..., etag: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., model_limits: _Optional[_Iterable[_Union[ModelLimits, _Mapping]]] = ..., time_zone: _Optional[str] = ..., tier: _Optional[_Union[_types_pb2.Tier, str]] = ..., models: _Optional[_Union[ModelList, _Mapping]] = ..., sharing_group: _Optional[str] = ..., away: _Optional[_Union[AwayPolicy, str]] = ..., max_kv_blocks: _Optional[int] = ..., pool: _Optional[str] = ...) -> None: ...
+    warnings: _containers.RepeatedCompositeFieldContainer[RecordWarning]
+    def __init__(self, name: _Optional[str] = ..., etag: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., model_limits: _Optional[_Iterable[_Union[ModelLimits, _Mapping]]] = ..., time_zone: _Optional[str] = ..., tier: _Optional[_Union[_types_pb2.Tier, str]] = ..., models: _Optional[_Union[ModelList, _Mapping]] = ..., sharing_group: _Optional[str] = ..., away: _Optional[_Union[AwayPolicy, str]] = ..., max_kv_blocks: _Optional[int] = ..., pool: _Optional[str] = ..., warnings: _Optional[_Iterable[_Union[RecordWarning, _Mapping]]] = ...) -> None: ...
 
 class Key(_message.Message):
     __slots__ = ("name", "etag", "limits", "model_limits", "prefix", "create_time", "expire_time", "revoke_time", "models", "priority", "role")

@@ -22,6 +22,7 @@ from baton.core.types import (
     Tier,
     WriteOptions,
 )
+from gateway.fleet import FleetFacts
 from tests.admin_world import ACME, NEW, ROOT, UMBRELLA, WHICHEVER, AdminWorld
 
 
@@ -113,9 +114,9 @@ def test_what_makes_no_sense_is_refused_with_field_limit_and_value(
 def test_a_model_that_left_the_fleet_stays_in_records_that_had_it() -> None:
     async def body(world: AdminWorld) -> None:
         await world.admin.update(ACME, Tenant("", "", models=("m",)), ["models"], WHICHEVER, world.root)
-        world.served = ("big",)
+        world.fleet = FleetFacts(models=("big",))
         await world.admin.update(ACME, Tenant("", "", models=("m", "big")), ["models"], WHICHEVER, world.root)
-        world.served = None  # nobody knows the fleet: no name is known to be wrong
+        world.fleet = None  # nobody knows the fleet: no name is known to be wrong
         await world.admin.update(ACME, Tenant("", "", models=("n",)), ["models"], WHICHEVER, world.root)
 
     in_world(body)
