@@ -85,8 +85,8 @@ class LedgerReader(Protocol):
 
     async def entries(self, organisation: str, after: str = "", limit: int = 1000) -> Sequence[LedgerEntry]: ...
 
-    async def alerts(self, organisation: str) -> Sequence[QuotaAlert]:
-        """The latest alerts, oldest first; a bounded number is kept."""
+    async def alerts(self, organisation: str, after: str = "", limit: int = 1000) -> Sequence[QuotaAlert]:
+        """Alerts behind the id ``after``, oldest first; a bounded number of the latest ones is kept."""
         ...
 
 

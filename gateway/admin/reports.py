@@ -10,6 +10,7 @@ from baton.core.errors import InvalidRequest, NotFound
 from baton.core.streams import closing
 from baton.core.types import (
     Account,
+    AlertPage,
     AuditEntry,
     AuditPage,
     KeyRecord,
@@ -92,10 +93,31 @@ class AdminReports:
             raise NotFound(f"request_id: no refusal of {request_id!r:.150} is known in {tenant}: {kept}{doubts}")
         return note
 
-    async def alerts(self, organisation: ResourceName, caller: Account) -> Sequence[QuotaAlert]:
-        check_platform(caller, "reading the alerts of an organization")
-        await find(self._parts.records, organisation)
-        return await self._parts.ledger.alerts(organisation.organisation)
+    async def alerts(self, parent: ResourceName, paging: Paging, caller: Account) -> AlertPage:
+        parent = seen_from(parent, caller)
+        if not parent.organisation or parent.key:
+            raise InvalidRequest.out_of_range("parent", repr(str(parent)), "must name an organization or a tenant")
+        if not parent.tenant:
+            check_platform(caller, "reading the alerts of an organization")
+        check_reads(caller, parent)
+        await find(self._parts.records, parent)
+        size, after = page_size(paging), stream_token(paging)
+        found: list[QuotaAlert] = []
+        while batch := await self._parts.ledger.alerts(parent.organisation, after, LEDGER_AT_ONCE):
+            for alert in batch:
+                after = alert.id
+                if not parent.tenant or await self._concerns(alert, parent.tenant):
+                    found.append(alert)
+                if len(found) == size:
+                    return AlertPage(tuple(found), after)
+        return AlertPage(tuple(found))
+
+    async def _concerns(self, alert: QuotaAlert, tenant: str) -> bool:
+        """Whether it is the tenant's or one of its keys'. Whose a key was that is gone nobody knows."""
+        if alert.level is not Level.KEY:
+            return alert.level is Level.TENANT and alert.subject == tenant
+        key = await self._parts.records.key(alert.subject)
+        return key is not None and key[0].tenant == tenant
 
     # --- usage ------------------------------------------------------------------------------------------------------
 
@@ -154,9 +176,7 @@ class AdminReports:
         if not parent.tenant:
             check_platform(caller, "the audit log beyond one tenant")
         check_reads(caller, parent)
-        size, before = page_size(paging), paging.token
-        if before and not _STREAM_ID.fullmatch(before):
-            raise InvalidRequest.out_of_range("page_token", repr(before[:50]), "must come from the page before")
+        size, before = page_size(paging), stream_token(paging)
         found: list[AuditEntry] = []
         for _ in range(AUDIT_READS):
             batch = await self._parts.records.audit(before, AUDIT_AT_ONCE)
@@ -195,6 +215,13 @@ def page_size(paging: Paging) -> int:
     if paging.size < 0:
         raise InvalidRequest.out_of_range("page_size", paging.size, "must not be negative")
     return min(paging.size, MAX_PAGE) or DEFAULT_PAGE
+
+
+def stream_token(paging: Paging) -> str:
+    """The id that ended the page before."""
+    if paging.token and not _STREAM_ID.fullmatch(paging.token):
+        raise InvalidRequest.out_of_range("page_token", repr(paging.token[:50]), "must come from the page before")
+    return paging.token
 
 
 def _is_asked_for(entry: LedgerEntry, query: UsageQuery) -> bool:

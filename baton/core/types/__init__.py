@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from baton.core.types.admin import (
     ANY_ETAG,
+    AlertPage,
     AuditEntry,
     AuditPage,
     Commit,
@@ -117,6 +118,7 @@ __all__ = [
     "UNLIMITED",
     "Account",
     "AdminRole",
+    "AlertPage",
     "Attempt",
     "AuditEntry",
     "AuditPage",

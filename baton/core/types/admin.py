@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from baton.core.types.quota import QuotaRefusal
+from baton.core.types.quota import QuotaAlert, QuotaRefusal
 from baton.core.types.tenancy import KeyRecord, Organisation, Tenant
 
 TenancyRecord = Organisation | Tenant | KeyRecord
@@ -171,6 +171,14 @@ class AuditPage:
     """Newest first. ``next_token`` empty: there is nothing older."""
 
     entries: tuple[AuditEntry, ...]
+    next_token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AlertPage:
+    """Oldest first. ``next_token`` empty: there is nothing newer."""
+
+    alerts: tuple[QuotaAlert, ...]
     next_token: str = ""
 
 

@@ -54,5 +54,5 @@ class ArchivedLedger:
             raise NotFound(f"usage of organizations/{organisation} until {until:%Y-%m-%dT%H:%M:%SZ}: {where}")
         return await self._ledger.entries(organisation, after, limit)
 
-    async def alerts(self, organisation: str) -> Sequence[QuotaAlert]:
-        return await self._ledger.alerts(organisation)
+    async def alerts(self, organisation: str, after: str = "", limit: int = 1000) -> Sequence[QuotaAlert]:
+        return await self._ledger.alerts(organisation, after, limit)

@@ -543,7 +543,7 @@ class QuotaRefusal(_message.Message):
     def __init__(self, level: _Optional[_Union[QuotaLevel, str]] = ..., subject: _Optional[str] = ..., model: _Optional[str] = ..., metric: _Optional[_Union[QuotaMetric, str]] = ..., limit: _Optional[int] = ..., used: _Optional[int] = ..., reserved: _Optional[int] = ..., requested: _Optional[int] = ..., retry_after_seconds: _Optional[float] = ...) -> None: ...
 
 class QuotaAlert(_message.Message):
-    __slots__ = ("level", "subject", "model", "metric", "window_start", "percent", "limit", "used")
+    __slots__ = ("level", "subject", "model", "metric", "window_start", "percent", "limit", "used", "id", "time")
     LEVEL_FIELD_NUMBER: _ClassVar[int]
     SUBJECT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -552,6 +552,8 @@ class QuotaAlert(_message.Message):
     PERCENT_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     USED_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
     level: QuotaLevel
     subject: str
     model: str
@@ -560,7 +562,9 @@ class QuotaAlert(_message.Message):
     percent: int
     limit: int
     used: int
-    def __init__(self, level: _Optional[_Union[QuotaLevel, str]] = ..., subject: _Optional[str] = ..., model: _Optional[str] = ..., metric: _Optional[_Union[QuotaMetric, str]] = ..., window_start: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., percent: _Optional[int] = ..., limit: _Optional[int] = ..., used: _Optional[int] = ...) -> None: ...
+    id: str
+    time: _timestamp_pb2.Timestamp
+    def __init__(self, level: _Optional[_Union[QuotaLevel, str]] = ..., subject: _Optional[str] = ..., model: _Optional[str] = ..., metric: _Optional[_Union[QuotaMetric, str]] = ..., window_start: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., percent: _Optional[int] = ..., limit: _Optional[int] = ..., used: _Optional[int] = ..., id: _Optional[str] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class GetQuotaRequest(_message.Message):
     __slots__ = ("name", "model")
@@ -605,16 +609,22 @@ class ExplainRefusalResponse(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., tenant: _Optional[str] = ..., key_id: _Optional[str] = ..., model: _Optional[str] = ..., input_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[QuotaRefusal, _Mapping]]] = ...) -> None: ...
 
 class ListQuotaAlertsRequest(_message.Message):
-    __slots__ = ("parent",)
+    __slots__ = ("parent", "page_size", "page_token")
     PARENT_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     parent: str
-    def __init__(self, parent: _Optional[str] = ...) -> None: ...
+    page_size: int
+    page_token: str
+    def __init__(self, parent: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class ListQuotaAlertsResponse(_message.Message):
-    __slots__ = ("alerts",)
+    __slots__ = ("alerts", "next_page_token")
     ALERTS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     alerts: _containers.RepeatedCompositeFieldContainer[QuotaAlert]
-    def __init__(self, alerts: _Optional[_Iterable[_Union[QuotaAlert, _Mapping]]] = ...) -> None: ...
+    next_page_token: str
+    def __init__(self, alerts: _Optional[_Iterable[_Union[QuotaAlert, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class UsageFilter(_message.Message):
     __slots__ = ("parent", "start_time", "end_time", "model")

@@ -9,13 +9,15 @@ from dataclasses import replace
 import pytest
 
 from baton.core.clock import ManualClock
-from baton.core.errors import NotFound
+from baton.core.errors import InvalidRequest, NotFound, PermissionDenied
 from baton.core.pools import Pools
 from baton.core.types import (
     Account,
     AdminRole,
     Delivered,
     KeyRecord,
+    Level,
+    Limits,
     Organisation,
     Paging,
     ProcessRecord,
@@ -61,6 +63,46 @@ def test_usage_without_a_name_is_everybodys_that_was_charged() -> None:
         assert entries == ["late", "local", "acme"], "by organisation"
         own = await world.admin.sum_usage(ALL, UsageGroup.TENANT, world.caller(AdminRole.VIEWER))
         assert [each.subject for each in own] == ["acme"]
+
+    in_world(body)
+
+
+async def alerted(world: AdminWorld, payer: Account) -> None:
+    """Every limit of a day that the account has is used up."""
+    claim = QuotaClaim(f"r-{payer.key.id}", "o", payer, "m", 0, 10)
+    await world.quota.settle(claim, Delivered(0, 0, 10))
+
+
+def test_alerts_of_a_tenant_are_its_own_and_its_keys_for_whoever_may_look_at_it() -> None:
+    async def body(world: AdminWorld) -> None:
+        daily = Limits(tokens_per_day=10)
+        for tenant in ("acme", "zeta"):
+            await world.issue(f"k-{tenant}", UMBRELLA.child(tenant), limits=daily)
+            await world.admin.update(
+                UMBRELLA.child(tenant), Tenant("", "", limits=daily), ["limits"], WHICHEVER, world.root
+            )
+            account = await world.records.account(f"k-{tenant}")
+            assert account is not None
+            await alerted(world, account)
+        whole = await world.admin.alerts(UMBRELLA, Paging(), world.root)
+        assert [alert.subject for alert in whole.alerts] == ["acme", "k-acme", "zeta", "k-zeta"]
+        viewer = world.caller(AdminRole.VIEWER)
+        for parent in (ACME, ROOT):
+            own = await world.admin.alerts(parent, Paging(), viewer)
+            assert [(alert.level, alert.subject) for alert in own.alerts] == [
+                (Level.TENANT, "acme"),
+                (Level.KEY, "k-acme"),
+            ]
+        first = await world.admin.alerts(UMBRELLA.child("zeta"), Paging(1), world.root)
+        rest = await world.admin.alerts(UMBRELLA.child("zeta"), Paging(1, first.next_token), world.root)
+        assert [alert.subject for alert in (*first.alerts, *rest.alerts)] == ["zeta", "k-zeta"]
+        for parent, error in ((UMBRELLA, PermissionDenied), (UMBRELLA.child("zeta"), NotFound)):
+            with pytest.raises(error):
+                await world.admin.alerts(parent, Paging(), viewer)
+        with pytest.raises(InvalidRequest, match="parent"):
+            await world.admin.alerts(ROOT, Paging(), world.root)
+        with pytest.raises(InvalidRequest, match="page_token"):
+            await world.admin.alerts(ACME, Paging(1, "x"), viewer)
 
     in_world(body)
 
