@@ -35,6 +35,7 @@ from gateway.admin.rights import actor, check_fields, check_granted, check_platf
 ATTEMPTS = 5  # for a writer that takes whichever etag there is
 MAX_DELETED = 1000  # records in one step
 NAMES_AT_ONCE = 500
+UID_BYTES = 8
 KINDS: dict[RecordKind, type[TenancyRecord]] = {
     RecordKind.ORGANISATION: Organisation,
     RecordKind.TENANT: Tenant,
@@ -83,6 +84,8 @@ class AdminChanges:
         done = await self._repeated(call)
         if done is None:
             self._check(record, None)
+            if isinstance(record, Tenant):
+                record = replace(record, uid="" if options.validate_only else secrets.token_hex(UID_BYTES))
             change = RecordChange(name, "", None, record)
             done = await self._done(call, call.commit(change, parents=_parents(name)))
         return self._answer(name, done)

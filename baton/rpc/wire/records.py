@@ -145,6 +145,7 @@ def tenant_to_wire(record: Tenant, name: ResourceName, etag: str, warnings: Sequ
         away=enum_name("AWAY_POLICY", record.away),
         max_kv_blocks=record.max_kv_blocks,
         pool=record.pool,
+        uid=record.uid,
         warnings=[pb.RecordWarning(field=warning.field, message=warning.message) for warning in warnings],
     )
 
@@ -188,6 +189,7 @@ def tenant_from_wire(message: pb.Tenant) -> Tenant:
         away=away or AwayPolicy.BOUNDED_LOCAL,
         max_kv_blocks=message.max_kv_blocks if message.HasField("max_kv_blocks") else None,
         pool=message.pool,
+        uid=message.uid,
     )
 
 

@@ -151,7 +151,7 @@ class Organization(_message.Message):
     def __init__(self, name: _Optional[str] = ..., etag: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., model_limits: _Optional[_Iterable[_Union[ModelLimits, _Mapping]]] = ..., time_zone: _Optional[str] = ...) -> None: ...
 
 class Tenant(_message.Message):
-    __slots__ = ("name", "etag", "limits", "model_limits", "time_zone", "tier", "models", "sharing_group", "away", "max_kv_blocks", "pool", "warnings")
+    __slots__ = ("name", "etag", "limits", "model_limits", "time_zone", "tier", "models", "sharing_group", "away", "max_kv_blocks", "pool", "warnings", "uid")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ETAG_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
@@ -164,6 +164,7 @@ class Tenant(_message.Message):
     MAX_KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
     name: str
     etag: str
     limits: Limits
@@ -176,7 +177,8 @@ class Tenant(_message.Message):
     max_kv_blocks: int
     pool: str
     warnings: _containers.RepeatedCompositeFieldContainer[RecordWarning]
-    def __init__(self, name: _Optional[str] = ..., etag: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., model_limits: _Optional[_Iterable[_Union[ModelLimits, _Mapping]]] = ..., time_zone: _Optional[str] = ..., tier: _Optional[_Union[_types_pb2.Tier, str]] = ..., models: _Optional[_Union[ModelList, _Mapping]] = ..., sharing_group: _Optional[str] = ..., away: _Optional[_Union[AwayPolicy, str]] = ..., max_kv_blocks: _Optional[int] = ..., pool: _Optional[str] = ..., warnings: _Optional[_Iterable[_Union[RecordWarning, _Mapping]]] = ...) -> None: ...
+    uid: str
+    def __init__(self, name: _Optional[str] = ..., etag: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., model_limits: _Optional[_Iterable[_Union[ModelLimits, _Mapping]]] = ..., time_zone: _Optional[str] = ..., tier: _Optional[_Union[_types_pb2.Tier, str]] = ..., models: _Optional[_Union[ModelList, _Mapping]] = ..., sharing_group: _Optional[str] = ..., away: _Optional[_Union[AwayPolicy, str]] = ..., max_kv_blocks: _Optional[int] = ..., pool: _Optional[str] = ..., warnings: _Optional[_Iterable[_Union[RecordWarning, _Mapping]]] = ..., uid: _Optional[str] = ...) -> None: ...
 
 class Key(_message.Message):
     __slots__ = ("name", "etag", "limits", "model_limits", "prefix", "create_time", "expire_time", "revoke_time", "models", "priority", "role")
