@@ -133,7 +133,7 @@ class Engine:
         self._busy = False
         self._on_report = on_report
         self.stats = self._core.stats
-        self.waiting: dict[int, int] = {}  # tokens of prefills that are not admitted, by key
+        self.waiting: dict[int, int] = {}  # tokens of prefills that are not admitted, by key; all are of one tier
         self.busy_seconds = 0.0
 
     @property
@@ -220,7 +220,7 @@ class Simulation:
         rate = stats.prompt_tokens_per_second
         if wait is not None and rate and engine.backlog_tokens / rate > wait:
             seconds = (engine.backlog_tokens + request.context_tokens) / rate
-            if is_sooner_here(self._decodes[0].stats, request.context_tokens, seconds):
+            if is_sooner_here(self._decodes[0].stats, request.tier, request.context_tokens, seconds):
                 self.local += 1
                 self._decodes[0].send(Decode(key, None))
                 return

@@ -45,7 +45,7 @@ async def serve(arguments: Arguments) -> None:
             shared_quotas(
                 state,
                 ring,
-                lambda: fleet.models if fleet.known else None,
+                fleet.facts,
                 clock=process.clock,
                 ids=RandomIds(),
                 meter=process.meter,

@@ -23,6 +23,7 @@ from baton.core.tenancy import check_name
 from baton.core.types import Account, KeyRecord, Principal
 from gateway.credentials import ServerSecret
 
+LATE_TURNS = 10  # of the event loop, from an answer in the socket's buffer to whoever waits for it
 _NOBODY = KeyRecord("", "", "", "0" * 64)
 
 
@@ -111,6 +112,8 @@ class Accounts:
             async with asyncio.timeout(0 if self._is_away else self._policy.patience):
                 return (await self._read_once(key_id)).account
         except (StateUnavailable, TimeoutError):
+            if (found := await self._come_late(key_id, seen)) is not None:
+                return found.account
             self._is_away = True
             return seen.account
 
@@ -118,6 +121,18 @@ class Accounts:
         """When the account was last known to be as it was seen."""
         is_unchanged = seen.revision is not None and seen.revision == self._revision
         return max(seen.at, self._revision_at) if is_unchanged else seen.at
+
+    async def _come_late(self, key_id: str, seen: _Seen) -> _Seen | None:
+        """The answer of a look-up that was in time for everybody but a loop too busy to hear it before the alarm: a key
+        that was revoked long ago must not get in for that. None: there is none."""
+        for _ in range(LATE_TURNS):
+            found = self._seen.get(key_id)
+            if found is not None and found is not seen:
+                return found
+            if key_id not in self._reading:
+                return None
+            await asyncio.sleep(0)
+        return None
 
     async def _read_once(self, key_id: str) -> _Seen:
         """All who ask for one key share a look-up; it goes on though one of them leaves."""

@@ -28,9 +28,9 @@ from baton.core.types import (
     Progress,
     QuotaBalance,
     QuotaClaim,
-    QuotaRefusal,
 )
 from baton.state.quota.buckets import share_of
+from gateway.shadow import ShadowReport
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class Admission:
         self._endings: deque[_Ending] = deque()
         self._ending_tasks: set[asyncio.Task[None]] = set()
         self._refusals = meter.counter("quota_refusals", "Claims refused, by the limit", ("level", "metric"))
-        self._shadowed = meter.counter("quota_shadow_refusals", "What shadowed rules would refuse", ("level", "metric"))
+        self._shadow = ShadowReport(meter)
         self._degraded_gauge = meter.gauge("quota_degraded", "1 while the shared counters are away")
         self._lost = meter.counter("quota_settlements_lost", "Settlements given up while Redis was away")
         self._waiting = meter.gauge("quota_settlements_waiting", "Settlements that wait for Redis")
@@ -187,7 +187,7 @@ class Admission:
         except asyncio.CancelledError:
             self._keep(may_be_reserved)
             raise
-        self._note_shadowed(answer.shadowed)
+        self._shadow.note(answer.shadowed)
         return Grant(claim, answer.balances)
 
     async def _reserve_without(self, claim: QuotaClaim) -> Grant:
@@ -200,7 +200,7 @@ class Admission:
             grant.local_claim = replace(claim, account=share_of(claim.account, self._policy.replicas))
             with self._counted():
                 answer = await self._local.reserve(grant.local_claim)
-            self._note_shadowed(answer.shadowed)
+            self._shadow.note(answer.shadowed)
             grant.balances = answer.balances
         return grant
 
@@ -336,11 +336,6 @@ class Admission:
             for refusal in error.refusals:
                 self._refusals.add(level=refusal.level, metric=refusal.metric)
             raise
-
-    def _note_shadowed(self, refusals: tuple[QuotaRefusal, ...]) -> None:
-        for refusal in refusals:
-            self._shadowed.add(level=refusal.level, metric=refusal.metric)
-            log.info("a shadowed quota would refuse", extra={"quota": str(refusal)})
 
 
 async def _settle(quota: QuotaApi, claim: QuotaClaim, delivered: Delivered | None) -> None:

@@ -58,12 +58,13 @@ class ServerSecret:
     def salt(self, tenant: Tenant) -> bytes:
         """What keeps the tenant's KV blocks apart from everyone's outside its sharing group.
 
-        Groups are an organisation's own: nobody joins one by guessing its name.
+        Groups are an organisation's own: nobody joins one by guessing its name. A deleted tenant's blocks stay in
+        caches, so whoever has its name later has another salt.
         """
         if tenant.sharing_group:
             whose = f"kv-group:{tenant.organisation}/{tenant.sharing_group}"
         else:
-            whose = f"kv-salt:{tenant.name}"
+            whose = f"kv-salt:{tenant.organisation}/{tenant.name}/{tenant.uid}"
         return hmac.digest(self._key, whose.encode(), "sha256")[:SALT_BYTES]
 
     def _digest(self, key_id: str, secret: str) -> str:

@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from baton.core.api import RegistryApi
 from baton.core.background import background
@@ -18,6 +18,16 @@ from gateway.energy import EnergyRates
 
 log = logging.getLogger(__name__)
 WORKER_ROLES = (Role.PREFILL, Role.DECODE)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetFacts:
+    """What administrators' records are held against: every model that was ever served, the labels of the workers that
+    are registered, and the planner's pools."""
+
+    models: tuple[str, ...] = ()
+    labels: frozenset[str] = frozenset()
+    pools: Pools = Pools()
 
 
 class FleetView:
@@ -54,6 +64,13 @@ class FleetView:
     def models(self) -> tuple[str, ...]:
         """Every model that was ever served, in order of name."""
         return tuple(sorted(self._cards))
+
+    def facts(self) -> FleetFacts | None:
+        """None while the registry was never read."""
+        if not self.known:
+            return None
+        workers = (record for record in self._records if record.role in WORKER_ROLES)
+        return FleetFacts(self.models, frozenset(label for worker in workers for label in worker.labels), self.pools)
 
     def card(self, model: str) -> ModelCard | None:
         """What the workers of ``model`` say of it, the shortest context of them; None when none ever served it."""

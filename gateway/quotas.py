@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from gateway.admin.parts import AdminParts
 from gateway.admin.service import Admin
 from gateway.admission import Admission, AdmissionPolicy
 from gateway.callers import Callers, FileKeyAccounts
+from gateway.fleet import FleetFacts
 from gateway.keys import KeyRing
 from gateway.ledger_upkeep import LedgerPolicy, LedgerUpkeep
 from gateway.refusal_log import RefusalLog
@@ -42,7 +43,7 @@ class Quotas:
 async def shared_quotas(
     state: StateConfig,
     ring: KeyRing,
-    served: Callable[[], Sequence[str] | None],
+    fleet: Callable[[], FleetFacts | None],
     *,
     clock: Clock,
     ids: Ids,
@@ -67,7 +68,7 @@ async def shared_quotas(
             callers=Callers(ring, accounts),
             admission=Admission(quota, local, clock=clock, ids=ids, meter=meter, policy=policy),
             refusals=RefusalLog(refusals, clock, meter),
-            admin=Admin(AdminParts(records, quota, usage, refusals, ring.secret, clock, served)),
+            admin=Admin(AdminParts(records, quota, usage, refusals, ring.secret, clock, fleet)),
         )
         async with accounts.followed(), built.refusals.written(), built.admission.running(), upkeep.running():
             yield built

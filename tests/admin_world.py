@@ -21,6 +21,7 @@ from baton.state.refusals import MemoryRefusals
 from gateway.admin.parts import AdminParts
 from gateway.admin.service import Admin
 from gateway.credentials import ServerSecret
+from gateway.fleet import FleetFacts
 
 NOON = 1_764_417_600.0
 ROOT = ResourceName()
@@ -32,19 +33,17 @@ NEW = WriteOptions()
 
 @dataclass
 class AdminWorld:
-    """Organisation ``umbrella`` with the tenants ``acme`` and ``zeta``, once ``made``; the model ``m`` is served."""
+    """Organisation ``umbrella`` with the tenants ``acme`` and ``zeta``, once ``made``; ``m`` and ``big`` are served."""
 
     clock: ManualClock = field(default_factory=lambda: ManualClock(NOON))
-    served: tuple[str, ...] | None = ("m", "big")
+    fleet: FleetFacts | None = FleetFacts(models=("m", "big"))
 
     def __post_init__(self) -> None:
         self.records, self.refusals = MemoryRecords(self.clock), MemoryRefusals()
         self.quota = MemoryQuota(self.clock)
         self.secret = ServerSecret("0" * 64)
         self.admin = Admin(
-            AdminParts(
-                self.records, self.quota, self.quota, self.refusals, self.secret, self.clock, lambda: self.served
-            )
+            AdminParts(self.records, self.quota, self.quota, self.refusals, self.secret, self.clock, lambda: self.fleet)
         )
         self.root = self.caller(AdminRole.PLATFORM_ADMIN, "platform", "platform")
 

@@ -159,7 +159,8 @@ def record_row(found: Versioned) -> dict[str, Any]:
     for name in ("created_at", "expires_at", "revoked_at"):
         if name in fields:
             fields[name] = when(fields[name])
-    return {"name": str(found.name), **fields, "etag": found.etag}
+    warnings = [f"{warning.field}: {warning.message}" for warning in found.warnings]
+    return {"name": str(found.name), **fields, "etag": found.etag, "warnings": warnings}
 
 
 def limits_row(limits: Limits) -> dict[str, Any]:

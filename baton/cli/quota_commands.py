@@ -38,6 +38,7 @@ from baton.core.types import (
     ModelLimits,
     Organisation,
     Paging,
+    QuotaAlert,
     RecordKind,
     ResourceName,
     TenancyRecord,
@@ -51,6 +52,7 @@ NAME = "ORGANIZATION, ORGANIZATION/TENANT or ORGANIZATION/TENANT/KEY"
 WHOSE = f"{NAME}; all that the key may see without it"
 UNITS = 10**12  # of a cost to one of the price book's currency
 MAX_ENTRIES = 100_000
+PAGE = 500
 _LIMITS = tuple(metric.value for metric in Metric)
 _EXPORTED = tuple(field.name for field in dataclasses.fields(LedgerEntry))
 
@@ -81,7 +83,8 @@ def _add_quota(actions: Commands) -> None:
         "--tenant", type=text, default="", metavar="ORGANIZATION/TENANT", help="who sent it; the caller without it"
     )
     alerts = add(actions, "alerts", "daily and monthly limits that were used to 50, 80 and 100 %%", _alerts)
-    alerts.add_argument("organization", metavar="ORGANIZATION", type=text)
+    whose = "ORGANIZATION, with all below it, or ORGANIZATION/TENANT, with its keys; the key's own tenant without it"
+    alerts.add_argument("name", metavar="NAME", nargs="?", default="", type=text, help=whose)
 
 
 def _add_usage(actions: Commands) -> None:
@@ -150,9 +153,20 @@ async def _explain(arguments: argparse.Namespace, client: AdminClient) -> int:
 
 
 async def _alerts(arguments: argparse.Namespace, client: AdminClient) -> int:
-    found = await client.alerts(name_of("organization", arguments.organization, RecordKind.ORGANISATION))
-    rows = [dataclasses.asdict(alert) | {"window_start": when(alert.window_start / 1e6)} for alert in found]
-    return show(arguments, rows)
+    kinds = (RecordKind.ORGANISATION, RecordKind.TENANT)
+    parent = name_of("name", arguments.name, *kinds) if arguments.name else ResourceName()
+    page = await client.alerts(parent, Paging(PAGE))
+    found = list(page.alerts)
+    while page.next_token:
+        page = await client.alerts(parent, Paging(PAGE, page.next_token))
+        found += page.alerts
+    return show(arguments, [_alert_row(alert) for alert in found])
+
+
+def _alert_row(alert: QuotaAlert) -> dict[str, Any]:
+    fields = dataclasses.asdict(alert)
+    del fields["id"]
+    return {"at": when(alert.at)} | fields | {"window_start": when(alert.window_start / 1e6)}
 
 
 def _metrics(given: str) -> frozenset[Metric]:

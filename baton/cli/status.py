@@ -131,6 +131,7 @@ def _of_tier(load: TierLoad) -> dict[str, int]:
         "running": load.running,
         "blocks": load.blocks,
         "preemptions": load.preemptions,
+        "backlog_tokens": load.backlog_tokens,
     }
 
 

@@ -8,6 +8,7 @@ from typing import Protocol
 from baton.core.tenancy_api import TenancyApi
 from baton.core.types import (
     Account,
+    AlertPage,
     AuditEntry,
     AuditPage,
     Commit,
@@ -16,7 +17,6 @@ from baton.core.types import (
     KeyRecord,
     LedgerEntry,
     Paging,
-    QuotaAlert,
     QuotaBalance,
     RecordPage,
     RefusalNote,
@@ -109,7 +109,10 @@ class AdminApi(Protocol):
         """Why a request was refused. Here the root stands for the caller's tenant, below for all that it may see."""
         ...
 
-    async def alerts(self, organisation: ResourceName, caller: Account) -> Sequence[QuotaAlert]: ...
+    async def alerts(self, parent: ResourceName, paging: Paging, caller: Account) -> AlertPage:
+        """Of an organisation and all below it, or of a tenant and its keys, oldest first; for others than platform
+        admins the root stands for their tenant."""
+        ...
 
     def export_usage(self, query: UsageQuery, caller: Account) -> AsyncIterator[LedgerEntry]:
         """The ledger's entries, oldest first."""

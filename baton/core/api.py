@@ -30,6 +30,7 @@ from baton.core.types import (
     PrefillResult,
     Principal,
     ProcessRecord,
+    Tier,
     TierBlock,
     TierChanges,
     TokenChunk,
@@ -310,10 +311,9 @@ class EngineApi(Protocol):
         """The newest snapshot; refreshed by every step."""
         ...
 
-    @property
-    def backlog_tokens(self) -> int:
-        """Of prompts that are not computed yet: those of ``stats``, and prefills that were asked for since or wait for
-        their admission."""
+    def tokens_before(self, tier: Tier) -> int:
+        """Of prompts that are computed before one of ``tier`` that came now: those of ``stats``, and prefills of no
+        lower tier that were asked for since or wait for their admission."""
         ...
 
     @property

@@ -37,7 +37,12 @@ class Pools:
         wanted = self.label_for(query)
         if wanted is not None:
             return wanted in labels
-        return not any(label in labels for label in (*self.by_tenant.values(), *self.by_tier.values(), *self.kept))
+        return self.labels.isdisjoint(labels)
+
+    @property
+    def labels(self) -> frozenset[str]:
+        """Those of workers that are kept for somebody."""
+        return self.kept.union(self.by_tenant.values(), self.by_tier.values())
 
     def where(self, query: PlanQuery) -> str:
         """In words, for refusals: the part of the fleet that the tenant's requests may be placed in."""

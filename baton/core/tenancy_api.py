@@ -84,19 +84,19 @@ class QuotaApi(Protocol):
 class LedgerReader(Protocol):
     """What was charged, append-only, written in one step with the counters. Ids grow; "" is before the first."""
 
+    def organisations(self) -> AsyncIterator[str]:
+        """Names of those that have a ledger, recorded or not, in no order."""
+        ...
+
     async def entries(self, organisation: str, after: str = "", limit: int = 1000) -> Sequence[LedgerEntry]: ...
 
-    async def alerts(self, organisation: str) -> Sequence[QuotaAlert]:
-        """The latest alerts, oldest first; a bounded number is kept."""
+    async def alerts(self, organisation: str, after: str = "", limit: int = 1000) -> Sequence[QuotaAlert]:
+        """Alerts behind the id ``after``, oldest first; a bounded number of the latest ones is kept."""
         ...
 
 
 class LedgerApi(LedgerReader, Protocol):
     """The ledger as the counters' store has it, until it is trimmed."""
-
-    def organisations(self) -> AsyncIterator[str]:
-        """Names of those that have a ledger, recorded or not, in no order."""
-        ...
 
     async def extent(self, organisation: str) -> LedgerExtent: ...
 
@@ -107,6 +107,10 @@ class LedgerApi(LedgerReader, Protocol):
 
 class LedgerArchive(Protocol):
     """Where a ledger is kept for good: files, a warehouse. StateUnavailable when it cannot be read or written."""
+
+    async def organisations(self) -> Sequence[str]:
+        """Names of those of which something is kept."""
+        ...
 
     async def latest(self, organisation: str) -> str:
         """The id of the last entry that is kept; "" for none."""

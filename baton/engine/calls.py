@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, aclosing, suppress
 from typing import Protocol
 
 from baton.core.errors import BatonError, PeerUnavailable
-from baton.core.types import FilledBlocks, FirstToken, TokenChunk
+from baton.core.types import FilledBlocks, FirstToken, TokenChunk, TokenRequest
 from baton.engine.blockcopy import DIGEST_BYTES
 from baton.engine.mailbox import Mailbox
 from baton.engine.messages import (
@@ -50,9 +50,9 @@ class Link(Protocol):
 class Call:
     """What has come in for one request."""
 
-    def __init__(self, key: int, waiting_tokens: int = 0) -> None:
+    def __init__(self, key: int, waiting: TokenRequest | None = None) -> None:
         self.key = key
-        self.waiting_tokens = waiting_tokens  # of a prefill that is not admitted yet
+        self.waiting = waiting  # a prefill that is not admitted yet
         self.admitted: Mailbox[Admitted] = Mailbox()
         self.filled: Mailbox[FilledBlocks] = Mailbox()
         self.first: Mailbox[FirstToken] = Mailbox()

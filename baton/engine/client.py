@@ -18,7 +18,7 @@ from itertools import count
 
 from baton.core.clock import SystemClock
 from baton.core.errors import PeerUnavailable
-from baton.core.types import DevicePool, EngineStats, ModelCard, TokenChunk, TokenRequest
+from baton.core.types import DevicePool, EngineStats, ModelCard, Tier, TokenChunk, TokenRequest
 from baton.engine.blocks import BlockChange
 from baton.engine.cached_names import CachedNames
 from baton.engine.calls import Call, EngineLinks, EnginePrefill, EngineReservation
@@ -97,9 +97,9 @@ class EngineClient:
     def stats(self) -> EngineStats:
         return self._stats
 
-    @property
-    def backlog_tokens(self) -> int:
-        return self._stats.backlog_tokens + sum(call.waiting_tokens for call in self._calls.values())
+    def tokens_before(self, tier: Tier) -> int:
+        ahead = (w.context_tokens for c in self._calls.values() if (w := c.waiting) and not w.tier.is_below(tier))
+        return self._stats.backlog_before(tier) + sum(ahead)
 
     @property
     def pool(self) -> MappedPool | None:
@@ -133,7 +133,7 @@ class EngineClient:
 
     @asynccontextmanager
     async def prefill(self, request: TokenRequest, compute_up_to: int | None = None) -> AsyncIterator[EnginePrefill]:
-        with self._opened(request.context_tokens) as call:
+        with self._opened(waiting=request) as call:
             self.send(Prefill(call.key, request, request.context_tokens if compute_up_to is None else compute_up_to))
             yield EnginePrefill(self, call, await call.admitted.get(), self._card.format.block_size)
 
@@ -184,8 +184,8 @@ class EngineClient:
             del self._replies[op]
 
     @contextmanager
-    def _opened(self, waiting_tokens: int = 0) -> Iterator[Call]:
-        call = Call(next(self._numbers), waiting_tokens)
+    def _opened(self, waiting: TokenRequest | None = None) -> Iterator[Call]:
+        call = Call(next(self._numbers), waiting)
         self._calls[call.key] = call
         try:
             yield call
@@ -241,7 +241,7 @@ class EngineClient:
     def _on_call(self, call: Call, event: Admitted | Filled | First | Streamed | Failed) -> None:
         match event:
             case Admitted():
-                call.waiting_tokens = 0
+                call.waiting = None
                 call.admitted.put(event)
             case Filled(_, blocks):
                 call.filled.put(blocks)

@@ -93,7 +93,7 @@ class EngineCore:
 
     @property
     def stats(self) -> EngineStats:
-        times = self._runner.times
+        times, tiers = self._runner.times, self._scheduler.tier_loads
         return EngineStats(
             total_blocks=self._pool.total,
             free_blocks=self._pool.free,
@@ -102,7 +102,7 @@ class EngineCore:
             kept_blocks=self._pool.kept,
             waiting=self._scheduler.waiting,
             running=self._scheduler.running,
-            backlog_tokens=self._scheduler.backlog_tokens,
+            backlog_tokens=sum(load.backlog_tokens for load in tiers),
             prompt_tokens_per_second=self._scheduler.prompt_tokens_per_second,
             decode_step_seconds=self._scheduler.decode_step_seconds,
             steps=self._steps,
@@ -110,7 +110,7 @@ class EngineCore:
             prompt_tokens_cached=self._prompt_cached,
             tokens_generated=self._generated,
             preemptions=self._scheduler.preemptions,
-            tiers=self._scheduler.tier_loads,
+            tiers=tiers,
             host_seconds=self._host_seconds,
             device_seconds=times.device,
             device_idle_seconds=times.device_idle,

@@ -1,10 +1,10 @@
 """Who runs in the next step, and who waits: continuous batching with chunked prefill. Pure, with an injected clock.
 
 Who is admitted next is decided by ``waiting.py``, whose prompts a step computes first by ``prompt_order.py``; both go
-by what tenants and tiers have had (``shares.py``). Running sequences are ordered by tier, priority and arrival. When
-blocks run out, the last of them that can gives up its blocks, waits again and is recomputed later; its tokens stay, so
-none is drawn or delivered twice. So nobody loses its blocks to a lower tier. Whoever is next also takes them from lower
-tiers that have more than is reserved for them (``reclaim.py``).
+by what tenants and tiers have had (``shares.py``). When blocks run out, a sequence of the lowest tier that can gives up
+its blocks (``victims.py``), waits again and is recomputed later; its tokens stay, so none is drawn or delivered twice.
+So nobody loses its blocks to a lower tier. Whoever is next also takes them from lower tiers that have more than is
+reserved for them (``reclaim.py``).
 
 Beside decode rows a step takes only as much of prompts as keeps it within ``engine.tpot_target_ms`` (``StepPace``).
 
@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 
 from baton.core.clock import Clock
 from baton.core.errors import Expired, Overloaded
-from baton.core.types import TierLoad
+from baton.core.types import Tier, TierLoad
 from baton.engine.blocks import BlockPool
 from baton.engine.config import EngineConfig
 from baton.engine.pacing import StepPace
@@ -31,6 +31,7 @@ from baton.engine.sequence import Sequence, Stage
 from baton.engine.shares import FairShares
 from baton.engine.speculation import Speculator
 from baton.engine.step import Admission, Step
+from baton.engine.victims import giving_order
 from baton.engine.waiting import WaitingQueue, rank
 
 DEPARTURES = 16  # recent ends of requests from which the time to the next free place is estimated
@@ -72,17 +73,17 @@ class Scheduler:
 
     @property
     def tier_loads(self) -> tuple[TierLoad, ...]:
-        return self._shares.loads()
+        """Their backlogs are of prompts that run and are not computed; what is in flight counts."""
+        backlog: Counter[Tier] = Counter()
+        for sequence in self._computing:
+            if sequence.stage is Stage.RUNNING:
+                backlog[sequence.request.tier] += sequence.length - sequence.computed
+        return self._shares.loads(backlog)
 
     @property
     def has_work(self) -> bool:
         """A step would compute or admit something."""
         return bool(self._running) or self._admissible() is not None
-
-    @property
-    def backlog_tokens(self) -> int:
-        """Of prompts that run and are not computed; those in flight count."""
-        return sum(s.length - s.computed for s in self._computing if s.stage is Stage.RUNNING)
 
     @property
     def prompt_tokens_per_second(self) -> float:
@@ -207,10 +208,10 @@ class Scheduler:
         """The next step: a row for everyone who decodes, then prefill chunks into what is left, then drafts.
 
         At most ``max_step_tokens`` tokens in all, which count as launched from now on; ``landed`` follows for each step
-        that has any. A victim of preemption stands behind the one that needs its blocks, or is it, so whoever has a
-        part already keeps it.
+        that has any. Nobody has a part before it is known who is preempted.
         """
         step = Step([], [], [], [])
+        rows: list[Sequence] = []
         unfinished: list[Sequence] = []
         self._owed = self._rows = 0
         self._computing.clear()
@@ -220,10 +221,13 @@ class Scheduler:
                 self._computing.append(sequence)
             if pending == 1:
                 if sequence.launched < sequence.capacity or self._make_room(sequence, step.preempted):
-                    step.add(sequence, 1)
-                    self._rows += not sequence.is_prefill
+                    rows.append(sequence)
             elif pending:
                 unfinished.append(sequence)
+        for sequence in rows:
+            if sequence.stage is Stage.RUNNING:
+                step.add(sequence, 1)
+                self._rows += not sequence.is_prefill
         budget = self._config.max_step_tokens - len(step.parts)
         chunks = self._add_chunks(step, unfinished, min(budget, self._pace.chunk_tokens(self._rows)))
         if step.parts:
@@ -290,7 +294,7 @@ class Scheduler:
             if victim is None and self._owed < self._pool.fenced:
                 self._owed += 1
                 return False
-            victim = victim or next(s for s in reversed(self._running) if s.is_preemptible)
+            victim = victim or self._victim()
             self._preempt(victim)
             preempted.append(victim)
             self._waiting.add(victim, self._clock.now())
@@ -302,6 +306,12 @@ class Scheduler:
             return None
         own = [s for s in self._running if s.share is sequence.share and s.is_preemptible]
         return own[-1] if len(own) > 1 else None
+
+    def _victim(self) -> Sequence:
+        """Of the lowest tier that runs something which can be preempted."""
+        able = [s for s in self._running if s.is_preemptible]
+        tier = able[-1].share.tier
+        return next(giving_order(s for s in able if s.share.tier is tier))
 
     def _reclaim(self, sequence: Sequence, preempted: list[Sequence]) -> bool:
         """Have lower tiers give back what they borrowed, if that is enough. Says whether the sequence fits now: while a

@@ -107,7 +107,7 @@ class Sequence:
 
     @property
     def rank(self) -> tuple[int, int, int]:
-        """Lowest first: tier, then priority, then arrival. Who is preempted is the last by it."""
+        """Lowest first: tier, then priority, then arrival. Between a tier's tenants it decides nothing."""
         return (PLACE[self.request.tier], -self.request.priority, self.arrival)
 
     @property

@@ -129,6 +129,10 @@ class TenantShare:
             share.promised += tokens
             share.promised_cost = share.promised_cost + cost if share.promised else 0.0
 
+    def own(self, blocks: Iterable[int]) -> int:
+        """How many of them, one request's, the tenant would not hold without that request."""
+        return sum(self.blocks[block] == 1 for block in blocks)
+
     def hold(self, blocks: Iterable[int]) -> int:
         """One more reference to each. Returns how many were not held before."""
         before = len(self.blocks)

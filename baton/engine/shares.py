@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from baton.core.types import Tier, TierLoad
 from baton.engine.config import EngineConfig
@@ -79,10 +79,18 @@ class FairShares:
             backlogged = [other.counter for other in self.tiers if other.is_backlogged]
             tier.counter = max(tier.counter, min(backlogged, default=self._last))
 
-    def loads(self) -> tuple[TierLoad, ...]:
-        """What there is of each tier that ever had a request here, from the highest down."""
+    def loads(self, backlog: Mapping[Tier, int]) -> tuple[TierLoad, ...]:
+        """What there is of each tier that ever had a request here, from the highest down. ``backlog`` in tokens."""
         return tuple(
-            TierLoad(tier.tier, len(tier.tenants), tier.waiting, tier.places, tier.blocks, tier.preemptions)
+            TierLoad(
+                tier=tier.tier,
+                tenants=len(tier.tenants),
+                waiting=tier.waiting,
+                running=tier.places,
+                blocks=tier.blocks,
+                preemptions=tier.preemptions,
+                backlog_tokens=backlog.get(tier.tier, 0),
+            )
             for tier in self.tiers
             if tier.live or tier.left_at > NEVER
         )

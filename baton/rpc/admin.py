@@ -208,9 +208,11 @@ class _Servicer(_Keys):
 
     async def ListQuotaAlerts(self, request: pb.ListQuotaAlertsRequest, context: Context) -> pb.ListQuotaAlertsResponse:
         caller = await self._caller(context)
-        organisation = parse_resource_name("parent", request.parent, _ORGANISATION)
-        alerts = await self._admin.alerts(organisation, caller)
-        return pb.ListQuotaAlertsResponse(alerts=map(wire.alert_to_wire, alerts))
+        kinds = (_ORGANISATION, _TENANT) if request.parent else ()
+        parent = parse_resource_name("parent", request.parent, *kinds)
+        page = await self._admin.alerts(parent, Paging(request.page_size, request.page_token), caller)
+        alerts = map(wire.alert_to_wire, page.alerts)
+        return pb.ListQuotaAlertsResponse(alerts=alerts, next_page_token=page.next_token)
 
     async def QueryUsage(self, request: pb.QueryUsageRequest, context: Context) -> pb.QueryUsageResponse:
         require(request, "filter")
@@ -259,7 +261,7 @@ def _organisation(found: Versioned) -> pb.Organization:
 
 
 def _tenant(found: Versioned) -> pb.Tenant:
-    return tenant_to_wire(cast(Tenant, found.record), found.name, found.etag)
+    return tenant_to_wire(cast(Tenant, found.record), found.name, found.etag, found.warnings)
 
 
 def _key(found: Versioned) -> pb.Key:

@@ -9,13 +9,13 @@ import grpc.aio
 from google.protobuf.field_mask_pb2 import FieldMask
 
 from baton.core.types import (
+    AlertPage,
     AuditPage,
     IssuedKey,
     KeyRecord,
     LedgerEntry,
     Organisation,
     Paging,
-    QuotaAlert,
     QuotaBalance,
     RecordKind,
     RecordPage,
@@ -144,10 +144,10 @@ class AdminClient:
         request = pb.ExplainRefusalRequest(parent=str(tenant), request_id=request_id)
         return wire.note_from_wire(await self._call(self._stub.ExplainRefusal, request))
 
-    async def alerts(self, organisation: ResourceName) -> Sequence[QuotaAlert]:
-        request = pb.ListQuotaAlertsRequest(parent=str(organisation))
+    async def alerts(self, parent: ResourceName, paging: Paging) -> AlertPage:
+        request = pb.ListQuotaAlertsRequest(parent=str(parent), page_size=paging.size, page_token=paging.token)
         answer = await self._call(self._stub.ListQuotaAlerts, request)
-        return tuple(map(wire.alert_from_wire, answer.alerts))
+        return AlertPage(tuple(map(wire.alert_from_wire, answer.alerts)), answer.next_page_token)
 
     async def sum_usage(self, query: UsageQuery, group: UsageGroup) -> Sequence[UsageSum]:
         request = pb.QueryUsageRequest(filter=wire.filter_to_wire(query), group=enum_name("USAGE_GROUP", group))

@@ -20,6 +20,8 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2  # pyright: ignor
 
 from baton.core import errors
 from baton.core.errors import BatonError
+from baton.core.types import QuotaRefusal
+from baton.rpc.quota_failure import quota_failure, refusals_of
 from protos.baton.v1 import types_pb2
 
 DOMAIN: Final = "baton"
@@ -106,13 +108,15 @@ def from_detail(detail: types_pb2.ErrorDetail) -> BatonError:
     return _build(errors.by_reason(detail.reason), detail)
 
 
-def _build(kind: type[BatonError], detail: types_pb2.ErrorDetail) -> BatonError:
+def _build(
+    kind: type[BatonError], detail: types_pb2.ErrorDetail, refusals: tuple[QuotaRefusal, ...] = ()
+) -> BatonError:
     said = detail.retry_after_seconds if detail.HasField("retry_after_seconds") else None
     retry_after = said if said is not None and 0 <= said <= MAX_RETRY_SECONDS else None  # NaN is not, either
     if issubclass(kind, errors.InvalidRequest):
         return kind(detail.message, field=detail.field)
     if issubclass(kind, errors.QuotaExceeded):
-        return kind(detail.message, retry_after=retry_after)
+        return kind(detail.message, retry_after=retry_after, refusals=refusals)
     if issubclass(kind, errors.Overloaded) and retry_after is not None:
         return kind(detail.message, retry_after=retry_after)
     return kind(detail.message)
@@ -133,8 +137,7 @@ def trailing_metadata(error: BatonError) -> tuple[tuple[str, bytes], ...]:
         violation = error_details_pb2.BadRequest.FieldViolation(field=detail.field, description=detail.message)
         rich.append(error_details_pb2.BadRequest(field_violations=[violation]))
     if isinstance(error, errors.QuotaExceeded):
-        exceeded = error_details_pb2.QuotaFailure.Violation(subject="tenant", description=detail.message)
-        rich.append(error_details_pb2.QuotaFailure(violations=[exceeded]))
+        rich.append(quota_failure(error))
     if detail.HasField("retry_after_seconds"):
         # RetryInfo is what generic clients read; it counts nanoseconds, so the exact figure rides in the metadata.
         info.metadata["retry_after_seconds"] = repr(detail.retry_after_seconds)
@@ -155,32 +158,36 @@ def _packed(message: Message) -> any_pb2.Any:
 def from_rpc_error(error: grpc.aio.AioRpcError, peer: str) -> BatonError:
     """The typed error that a call to ``peer`` ended with."""
     code: grpc.StatusCode = error.code()
-    detail = _rich_detail(error)
-    if detail is None:
+    rich = _rich_details(error)
+    if rich is None:
         kind = _BARE.get(code, BatonError)
         return kind(f"{peer}: {code.name}: {error.details() or 'no details'}")
+    detail, failure = rich
     kind = errors.by_reason(detail.reason)
     if kind is BatonError and detail.reason != BatonError.reason:
         kind = _BARE.get(code, BatonError)  # a newer peer's class: its status is the nearest that we know
-    return _build(kind, detail)
+    return _build(kind, detail, refusals_of(failure))
 
 
 def is_bare(error: grpc.aio.AioRpcError) -> bool:
     """Whether gRPC itself ended the call, not the peer's code."""
-    return _rich_detail(error) is None
+    return _rich_details(error) is None
 
 
-def _rich_detail(error: grpc.aio.AioRpcError) -> types_pb2.ErrorDetail | None:
+def _rich_details(
+    error: grpc.aio.AioRpcError,
+) -> tuple[types_pb2.ErrorDetail, error_details_pb2.QuotaFailure] | None:
     """Our details in the trailing metadata, or None: gRPC itself ended the call, or not a peer of ours."""
     metadata = cast("Iterable[tuple[str, str | bytes]]", error.trailing_metadata() or ())
     raw = next((value for key, value in metadata if key == DETAILS_KEY), None)
     if not isinstance(raw, bytes):
         return None
     status = status_pb2.Status()
-    info = error_details_pb2.ErrorInfo()
+    info, failure = error_details_pb2.ErrorInfo(), error_details_pb2.QuotaFailure()
     try:
         status.ParseFromString(raw)
         found = any(part.Unpack(info) for part in status.details)
+        any(part.Unpack(failure) for part in status.details)
     except DecodeError:
         return None
     if not found or info.domain != DOMAIN or status.code == code_pb2.OK:
@@ -189,4 +196,4 @@ def _rich_detail(error: grpc.aio.AioRpcError) -> types_pb2.ErrorDetail | None:
     if "retry_after_seconds" in info.metadata:
         with suppress(ValueError):  # a hint that is none
             detail.retry_after_seconds = float(info.metadata["retry_after_seconds"])
-    return detail
+    return detail, failure

@@ -29,11 +29,13 @@ from baton.core.types import (
 from baton.state.tenancy_records import encode
 from gateway.admin.merging import merged, paths_of
 from gateway.admin.parts import AdminParts, find
+from gateway.admin.record_warnings import warnings_of
 from gateway.admin.rights import actor, check_fields, check_granted, check_platform, check_writes
 
 ATTEMPTS = 5  # for a writer that takes whichever etag there is
 MAX_DELETED = 1000  # records in one step
 NAMES_AT_ONCE = 500
+UID_BYTES = 8
 KINDS: dict[RecordKind, type[TenancyRecord]] = {
     RecordKind.ORGANISATION: Organisation,
     RecordKind.TENANT: Tenant,
@@ -82,9 +84,11 @@ class AdminChanges:
         done = await self._repeated(call)
         if done is None:
             self._check(record, None)
+            if isinstance(record, Tenant):
+                record = replace(record, uid="" if options.validate_only else secrets.token_hex(UID_BYTES))
             change = RecordChange(name, "", None, record)
             done = await self._done(call, call.commit(change, parents=_parents(name)))
-        return _answer(name, done)
+        return self._answer(name, done)
 
     async def update(
         self, name: ResourceName, record: TenancyRecord, mask: Sequence[str], options: WriteOptions, caller: Account
@@ -102,7 +106,7 @@ class AdminChanges:
             self._check(after, current.record)
             return call.commit(RecordChange(name, current.etag, current.record, after))
 
-        return _answer(name, await self._changed(call, made))
+        return self._answer(name, await self._changed(call, made))
 
     async def delete(self, name: ResourceName, options: WriteOptions, force: bool, caller: Account) -> None:
         if name.kind is RecordKind.KEY:
@@ -172,7 +176,7 @@ class AdminChanges:
             revoked = key if key.revoked_at is not None else replace(key, revoked_at=self._now())
             return call.commit(RecordChange(name, current.etag, key, revoked))
 
-        return _answer(name, await self._changed(call, made))
+        return self._answer(name, await self._changed(call, made))
 
     # --- one change -------------------------------------------------------------------------------------------------
 
@@ -260,12 +264,16 @@ class AdminChanges:
     def _check(self, record: TenancyRecord, before: TenancyRecord | None) -> None:
         """Raises InvalidRequest for what makes no sense, and for models new to the record that nobody serves."""
         check_record(record)
-        served = self._parts.served()
+        fleet = self._parts.fleet()
         new = _models(record) - (_models(before) if before is not None else frozenset())
-        unknown = sorted(new - frozenset(served)) if served is not None else []
-        if unknown:
-            rule = f"must be one of {', '.join(served or ()) or 'none served yet'}"
+        unknown = sorted(new.difference(fleet.models)) if fleet is not None else []
+        if fleet is not None and unknown:
+            rule = f"must be one of {', '.join(fleet.models) or 'none served yet'}"
             raise InvalidRequest.out_of_range("models", repr(unknown[0]), rule)
+
+    def _answer(self, name: ResourceName, done: Committed) -> Versioned:
+        found = _answer(name, done)
+        return replace(found, warnings=warnings_of(found.record, self._parts.fleet()))
 
     def _now(self) -> float:
         return round(self._parts.clock.wall(), 3)

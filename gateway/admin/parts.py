@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton.core.admin_api import RecordsApi, RefusalsApi
@@ -11,11 +11,12 @@ from baton.core.errors import NotFound
 from baton.core.tenancy_api import LedgerReader, QuotaApi
 from baton.core.types import RecordKind, ResourceName, Versioned
 from gateway.credentials import ServerSecret
+from gateway.fleet import FleetFacts
 
 
 @dataclass(frozen=True, slots=True)
 class AdminParts:
-    """``served`` tells the names of the models in the fleet, None while nobody knows."""
+    """``fleet`` tells what is known of it, None while nobody knows."""
 
     records: RecordsApi
     quota: QuotaApi
@@ -23,7 +24,7 @@ class AdminParts:
     refusals: RefusalsApi
     secret: ServerSecret
     clock: Clock
-    served: Callable[[], Sequence[str] | None]
+    fleet: Callable[[], FleetFacts | None]
 
 
 async def find(records: RecordsApi, name: ResourceName) -> Versioned:

@@ -10,6 +10,7 @@ from baton.core.errors import InvalidRequest, NotFound
 from baton.core.streams import closing
 from baton.core.types import (
     Account,
+    AlertPage,
     AuditEntry,
     AuditPage,
     KeyRecord,
@@ -30,6 +31,7 @@ from baton.core.types import (
     Versioned,
 )
 from gateway.admin.parts import AdminParts, find
+from gateway.admin.record_warnings import warnings_of
 from gateway.admin.rights import check_platform, check_reads, home, seen_from
 
 DEFAULT_PAGE, MAX_PAGE = 50, 1000
@@ -52,7 +54,7 @@ class AdminReports:
 
     async def get(self, name: ResourceName, caller: Account) -> Versioned:
         check_reads(caller, name)
-        return await find(self._parts.records, name)
+        return await self._found(name)
 
     async def list(self, parent: ResourceName, paging: Paging, caller: Account) -> RecordPage:
         """Organisations below the root, tenants below an organisation, keys below a tenant."""
@@ -67,7 +69,7 @@ class AdminReports:
         found: list[Versioned] = []
         for name in names[:size]:
             try:
-                found.append(await find(self._parts.records, name))
+                found.append(await self._found(name))
             except NotFound:
                 continue  # it went between the two reads
         return RecordPage(tuple(found), names[size - 1].id if len(names) > size else "")
@@ -83,17 +85,39 @@ class AdminReports:
         if tenant.kind is not RecordKind.TENANT:
             raise InvalidRequest.out_of_range("parent", repr(str(tenant)), "must name a tenant")
         check_reads(caller, tenant)
-        await find(self._parts.records, tenant)
+        found = await self._found(tenant)
         note = await self._parts.refusals.find(tenant.tenant, request_id)
         if note is None:
             kept = "the latest thousand of a tenant are kept"
-            raise NotFound(f"request_id: no refusal of {request_id!r:.150} is known in {tenant}: {kept}")
+            doubts = "".join(f"; {doubt.field}: {doubt.message}" for doubt in found.warnings)
+            raise NotFound(f"request_id: no refusal of {request_id!r:.150} is known in {tenant}: {kept}{doubts}")
         return note
 
-    async def alerts(self, organisation: ResourceName, caller: Account) -> Sequence[QuotaAlert]:
-        check_platform(caller, "reading the alerts of an organization")
-        await find(self._parts.records, organisation)
-        return await self._parts.ledger.alerts(organisation.organisation)
+    async def alerts(self, parent: ResourceName, paging: Paging, caller: Account) -> AlertPage:
+        parent = seen_from(parent, caller)
+        if not parent.organisation or parent.key:
+            raise InvalidRequest.out_of_range("parent", repr(str(parent)), "must name an organization or a tenant")
+        if not parent.tenant:
+            check_platform(caller, "reading the alerts of an organization")
+        check_reads(caller, parent)
+        await find(self._parts.records, parent)
+        size, after = page_size(paging), stream_token(paging)
+        found: list[QuotaAlert] = []
+        while batch := await self._parts.ledger.alerts(parent.organisation, after, LEDGER_AT_ONCE):
+            for alert in batch:
+                after = alert.id
+                if not parent.tenant or await self._concerns(alert, parent.tenant):
+                    found.append(alert)
+                if len(found) == size:
+                    return AlertPage(tuple(found), after)
+        return AlertPage(tuple(found))
+
+    async def _concerns(self, alert: QuotaAlert, tenant: str) -> bool:
+        """Whether it is the tenant's or one of its keys'. Whose a key was that is gone nobody knows."""
+        if alert.level is not Level.KEY:
+            return alert.level is Level.TENANT and alert.subject == tenant
+        key = await self._parts.records.key(alert.subject)
+        return key is not None and key[0].tenant == tenant
 
     # --- usage ------------------------------------------------------------------------------------------------------
 
@@ -123,14 +147,14 @@ class AdminReports:
             raise InvalidRequest.out_of_range("end", query.end, limit)
 
     async def _organisations(self, parent: ResourceName) -> AsyncIterator[str]:
+        """All that were ever charged, deleted ones and tenants of the key file that nobody recorded among them."""
         if parent.organisation:
             yield parent.organisation
             return
-        after = ""
-        while names := await self._parts.records.names(parent, after, MAX_PAGE):
-            for name in names:
-                yield name.organisation
-            after = names[-1].organisation
+        async with closing(self._parts.ledger.organisations()) as names:
+            found = [name async for name in names]
+        for name in sorted(found):
+            yield name
 
     async def _charges(self, organisation: str, query: UsageQuery) -> AsyncIterator[LedgerEntry]:
         """Entries grow by when they were written, and belong to the time of admission, which was earlier."""
@@ -152,9 +176,7 @@ class AdminReports:
         if not parent.tenant:
             check_platform(caller, "the audit log beyond one tenant")
         check_reads(caller, parent)
-        size, before = page_size(paging), paging.token
-        if before and not _STREAM_ID.fullmatch(before):
-            raise InvalidRequest.out_of_range("page_token", repr(before[:50]), "must come from the page before")
+        size, before = page_size(paging), stream_token(paging)
         found: list[AuditEntry] = []
         for _ in range(AUDIT_READS):
             batch = await self._parts.records.audit(before, AUDIT_AT_ONCE)
@@ -167,6 +189,10 @@ class AdminReports:
             if len(batch) < AUDIT_AT_ONCE:
                 return AuditPage(tuple(found))
         return AuditPage(tuple(found), before)
+
+    async def _found(self, name: ResourceName) -> Versioned:
+        found = await find(self._parts.records, name)
+        return replace(found, warnings=warnings_of(found.record, self._parts.fleet()))
 
     async def _account(self, name: ResourceName) -> Account:
         """Everybody who pays for requests at the level of ``name``; below it stands nobody."""
@@ -189,6 +215,13 @@ def page_size(paging: Paging) -> int:
     if paging.size < 0:
         raise InvalidRequest.out_of_range("page_size", paging.size, "must not be negative")
     return min(paging.size, MAX_PAGE) or DEFAULT_PAGE
+
+
+def stream_token(paging: Paging) -> str:
+    """The id that ended the page before."""
+    if paging.token and not _STREAM_ID.fullmatch(paging.token):
+        raise InvalidRequest.out_of_range("page_token", repr(paging.token[:50]), "must come from the page before")
+    return paging.token
 
 
 def _is_asked_for(entry: LedgerEntry, query: UsageQuery) -> bool:

@@ -164,7 +164,7 @@ class DecodeWorker:
         handed = await self._first_of(go, go.request.prefill, attempts, go.request.prefill_wait, busy)
         if handed is None and busy:
             soonest = sorted(busy, key=lambda candidate: busy[candidate])
-            if is_sooner_here(self._engine.stats, uncached, busy[soonest[0]]):
+            if is_sooner_here(self._engine.stats, go.request.tokens.tier, uncached, busy[soonest[0]]):
                 return self._stay_local("balance")
             handed = await self._first_of(go, soonest, attempts, None, busy)
         return handed or self._stay_local("candidates_failed")

@@ -70,8 +70,9 @@ class PrefillWorker:
         return PrefillResult(first, self._me.worker_id, kv_bytes)
 
     def _require_time_for(self, request: PrefillRequest) -> None:
-        """Busy unless the prompts before it are computed within what the request may wait, as far as is known."""
-        ahead, rate = self._engine.backlog_tokens, self._engine.stats.prompt_tokens_per_second
+        """Busy unless the prompts before it are computed within what the request may wait, as far as is known: those of
+        lower tiers are none of them."""
+        ahead, rate = self._engine.tokens_before(request.tokens.tier), self._engine.stats.prompt_tokens_per_second
         if request.max_wait is None or not rate or ahead / rate <= request.max_wait:
             return
         self._declined.add()

@@ -30,6 +30,8 @@ class EngineSeries:
         self._tier_requests = meter.gauge("tier_requests", "Requests by tenants' tier and state", ("tier", "state"))
         self._tier_blocks = meter.gauge("tier_kv_blocks", "KV blocks held by the tenants of a tier", ("tier",))
         self._tier_tenants = meter.gauge("tier_tenants", "Tenants of a tier with requests in the engine", ("tier",))
+        backlog = "Prompt tokens of a tier that were admitted and are not computed yet"
+        self._tier_backlog = meter.gauge("tier_backlog_tokens", backlog, ("tier",))
         self._tier_preemptions = meter.counter(
             "tier_preemptions", "Requests of a tier that gave up their blocks and were recomputed", ("tier",)
         )
@@ -59,4 +61,5 @@ class EngineSeries:
             self._tier_requests.set(load.running, tier=load.tier, state="running")
             self._tier_blocks.set(load.blocks, tier=load.tier)
             self._tier_tenants.set(load.tenants, tier=load.tier)
+            self._tier_backlog.set(load.backlog_tokens, tier=load.tier)
             self._tier_preemptions.add(load.preemptions - before.get(load.tier, 0), tier=load.tier)

@@ -103,7 +103,10 @@ def test_records_travel_field_by_field() -> None:
         made = await to.root.create(ResourceName("o"), organisation, NEW)
         assert made.record == organisation and made == await to.root.get(ResourceName("o"))
         tenant = await to.root.create(UMBRELLA.child("t"), WHOLE_TENANT, NEW)
-        assert tenant.record == WHOLE_TENANT and tenant == await to.root.get(tenant.name)
+        assert isinstance(tenant.record, Tenant) and tenant.record.uid
+        assert replace(tenant.record, uid="") == WHOLE_TENANT and tenant == await to.root.get(tenant.name)
+        assert [warning.field for warning in tenant.warnings] == ["tenant.pool", "tenant.pool"]
+        assert tenant == await to.world.admin.get(tenant.name, to.world.root)
         issued = await to.root.issue_key(ACME.child("k"), WHOLE_KEY, NEW)
         stored = await to.world.records.key("k")
         assert stored is not None and isinstance(issued.key.record, KeyRecord)
@@ -173,8 +176,11 @@ def test_quotas_refusals_alerts_and_usage_travel() -> None:
         held = {(balance.level, balance.metric): balance for balance in balances}
         minute = held[Level.TENANT, Metric.REQUESTS_PER_MINUTE]
         assert (minute.limit, minute.used, minute.reserved, minute.remaining) == (1, 1, 0, 0)
-        assert tuple(await to.world.quota.alerts("umbrella")) == await to.root.alerts(UMBRELLA)
-        assert [alert.percent for alert in await to.root.alerts(UMBRELLA)] == [50, 100]
+        first = await to.root.alerts(UMBRELLA, Paging(1))
+        rest = await to.root.alerts(UMBRELLA, Paging(1, first.next_token))
+        assert [*first.alerts, *rest.alerts] == await to.world.quota.alerts("umbrella")
+        assert [alert.percent for alert in (*first.alerts, *rest.alerts)] == [50, 100]
+        assert {alert.at for alert in rest.alerts} == {NOON}
         query = UsageQuery(ROOT, NOON - 1, NOON + 1)
         [entry] = [entry async for entry in to.root.export_usage(query)]
         assert entry == (await to.world.quota.entries("umbrella"))[0]

@@ -275,6 +275,8 @@ def test_an_alert_comes_once_a_window_at_each_threshold(in_each_world: InWorlds)
             (Level.TENANT, "acme", Metric.TOKENS_PER_DAY, percent, 100, used)
             for percent, used in ((50, 50), (80, 80), (100, 100))
         ]
+        assert await world.ledger.alerts("umbrella", limit=2) == alerts[:2]
+        assert await world.ledger.alerts("umbrella", after=alerts[0].id) == alerts[1:]
 
     in_each_world(body)
 

@@ -11,7 +11,16 @@ import pytest
 
 from baton.core import errors
 from baton.core.errors import BatonError, Expired, InvalidRequest, PeerUnavailable, by_reason
-from baton.core.types import DecodeRequest, KvChunk, KvConfirmation, PrefillRequest, TokenChunk
+from baton.core.types import (
+    DecodeRequest,
+    KvChunk,
+    KvConfirmation,
+    Level,
+    Metric,
+    PrefillRequest,
+    QuotaRefusal,
+    TokenChunk,
+)
 from tests.contract.wire_doubles import (
     HELLO,
     QUERY,
@@ -32,6 +41,9 @@ from tests.contract.wire_doubles import (
     soon,
 )
 
+MODEL_LIMIT = QuotaRefusal(Level.KEY, "app", "ünïcode/m", Metric.TOKENS_PER_MINUTE, 10**12, 7, 8, 9, 0.1 + 0.2)
+NEVER = QuotaRefusal(Level.ORGANISATION, "acme", "", Metric.REQUESTS_PER_MINUTE, 0, 0, 0, 1, None)
+
 ALL_ERRORS: list[BatonError] = [
     InvalidRequest("temperature: must be between 0 and 2, got 3 — ünïcode", field="temperature"),
     errors.TokenizerMissing("no tokenizer", field="text"),
@@ -41,6 +53,7 @@ ALL_ERRORS: list[BatonError] = [
     errors.UnknownModel("no such model: x"),
     errors.QuotaExceeded("12 requests a minute", retry_after=12.25),
     errors.QuotaExceeded("daily tokens used up"),
+    errors.QuotaExceeded.of([MODEL_LIMIT, NEVER]),
     errors.Overloaded("queue is full", retry_after=0.1),
     errors.Draining("this server is draining", retry_after=0.1),
     errors.Busy("9 tokens are to be computed before", retry_after=0.125),
@@ -67,6 +80,7 @@ def same_error(got: BatonError, expected: BatonError) -> None:
     assert got.reason == expected.reason
     assert getattr(got, "field", None) == getattr(expected, "field", None)
     assert getattr(got, "retry_after", None) == getattr(expected, "retry_after", None)
+    assert set(getattr(got, "refusals", ())) == set(getattr(expected, "refusals", ()))
 
 
 def test_the_list_above_holds_every_error_class() -> None:

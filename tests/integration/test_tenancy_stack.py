@@ -157,6 +157,7 @@ def test_a_refusal_is_explained_by_its_request_id() -> None:
                 except NotFound:
                     return False
                 [refusal] = note.refusals
+                assert caught.value.refusals == (refusal,), "the client has the figures, too"
                 assert str(refusal) == caught.value.message
                 assert (refusal.limit, refusal.requested, refusal.retry_after) == (11, 12, None)
                 return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from baton.core.types.admin import (
     ANY_ETAG,
+    AlertPage,
     AuditEntry,
     AuditPage,
     Commit,
@@ -13,6 +14,7 @@ from baton.core.types.admin import (
     RecordChange,
     RecordKind,
     RecordPage,
+    RecordWarning,
     RefusalNote,
     ResourceName,
     TenancyRecord,
@@ -116,6 +118,7 @@ __all__ = [
     "UNLIMITED",
     "Account",
     "AdminRole",
+    "AlertPage",
     "Attempt",
     "AuditEntry",
     "AuditPage",
@@ -175,6 +178,7 @@ __all__ = [
     "RecordChange",
     "RecordKind",
     "RecordPage",
+    "RecordWarning",
     "RefusalNote",
     "ResourceName",
     "Role",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from baton.core.types.quota import QuotaRefusal
+from baton.core.types.quota import QuotaAlert, QuotaRefusal
 from baton.core.types.tenancy import KeyRecord, Organisation, Tenant
 
 TenancyRecord = Organisation | Tenant | KeyRecord
@@ -57,12 +57,21 @@ class ResourceName:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordWarning:
+    """What ``field`` of a record says has no effect as things stand, or not the one meant: no error, it may change."""
+
+    field: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Versioned:
     """A record as it was read or written. ``etag`` changes with it; empty: nothing was written (``validate_only``)."""
 
     name: ResourceName
     record: TenancyRecord
     etag: str
+    warnings: tuple[RecordWarning, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +171,14 @@ class AuditPage:
     """Newest first. ``next_token`` empty: there is nothing older."""
 
     entries: tuple[AuditEntry, ...]
+    next_token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AlertPage:
+    """Oldest first. ``next_token`` empty: there is nothing newer."""
+
+    alerts: tuple[QuotaAlert, ...]
     next_token: str = ""
 
 

@@ -44,7 +44,7 @@ class ModelCard:
 @dataclass(frozen=True, slots=True)
 class TierLoad:
     """What one tier of tenants has of a worker. ``running`` requests hold blocks, ``waiting`` ones none; ``blocks``
-    counts those that two tenants share for both."""
+    counts those that two tenants share for both; ``backlog_tokens`` is its part of those of ``EngineStats``."""
 
     tier: Tier
     tenants: int = 0  # with requests here
@@ -52,6 +52,7 @@ class TierLoad:
     running: int = 0
     blocks: int = 0
     preemptions: int = 0
+    backlog_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,11 @@ class EngineStats:
     draft_tokens_proposed: int = 0
     draft_tokens_accepted: int = 0
     tiers: tuple[TierLoad, ...] = ()  # of tenants, from the highest down; of those that ever had a request here
+
+    def backlog_before(self, tier: Tier) -> int:
+        """The part of ``backlog_tokens`` that goes before a prompt of ``tier`` that came now: its own tier's and that
+        of higher ones. Lower ones get what these leave, and a share by weight once a tier has had what is reserved."""
+        return sum(load.backlog_tokens for load in self.tiers if not load.tier.is_below(tier))
 
 
 class WorkerState(StrEnum):

@@ -177,7 +177,7 @@ class LedgerExtent:
 class QuotaAlert:
     """A daily or monthly limit was used to ``percent`` (50, 80 or 100); told once a window.
 
-    100 also when a claim was refused for it. ``window_start`` in Unix microseconds.
+    100 also when a claim was refused for it. ``window_start`` in Unix microseconds. Ids are as in the ledger.
     """
 
     level: Level
@@ -188,3 +188,9 @@ class QuotaAlert:
     percent: int
     limit: int
     used: int
+    id: str = ""
+
+    @property
+    def at(self) -> float:
+        """When it was told, seconds since the Unix epoch."""
+        return ledger_position(self.id)[0] / 1000

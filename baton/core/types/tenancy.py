@@ -15,9 +15,15 @@ class Level(StrEnum):
 
 
 class Tier(StrEnum):
+    """From the highest down."""
+
     GOLD = "gold"
     SILVER = "silver"
     BRONZE = "bronze"
+
+    def is_below(self, other: Tier) -> bool:
+        order = tuple(Tier)
+        return order.index(self) > order.index(other)
 
 
 class AdminRole(StrEnum):
@@ -101,7 +107,8 @@ class Tenant:
 
     ``time_zone`` bounds the days and months of the tenant's limits and those of its keys. Its requests may hold
     ``max_kv_blocks`` of one worker together (one alone always fits), None: as the worker is set. ``pool`` is the label
-    of the workers that they are placed on, empty: as the planner is set.
+    of the workers that they are placed on, empty: as the planner is set. ``uid`` tells it from others that had its name
+    before, given with the record; empty for one that nobody recorded.
     """
 
     name: str
@@ -115,6 +122,7 @@ class Tenant:
     away: AwayPolicy = AwayPolicy.BOUNDED_LOCAL
     max_kv_blocks: int | None = None
     pool: str = ""
+    uid: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,6 +137,8 @@ def alert_to_wire(alert: QuotaAlert) -> pb.QuotaAlert:
         percent=alert.percent,
         limit=alert.limit,
         used=alert.used,
+        id=alert.id,
+        time=time_to_wire(alert.at),
     )
 
 
@@ -150,6 +152,7 @@ def alert_from_wire(message: pb.QuotaAlert) -> QuotaAlert:
         percent=message.percent,
         limit=message.limit,
         used=message.used,
+        id=message.id,
     )
 
 

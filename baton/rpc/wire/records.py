@@ -20,6 +20,7 @@ from baton.core.types import (
     ModelLimits,
     Organisation,
     RecordKind,
+    RecordWarning,
     ResourceName,
     Tenant,
     Versioned,
@@ -123,13 +124,15 @@ def organisation_to_wire(record: Organisation, name: ResourceName, etag: str) ->
     )
 
 
-def _tenant_bounds(record: Tenant, name: ResourceName, etag: str) -> Iterable[Bounded]:
+def _tenant_bounds(
+    record: Tenant, name: ResourceName, etag: str, warnings: Sequence[RecordWarning] = ()
+) -> Iterable[Bounded]:
     if record.max_kv_blocks is not None:
         yield Bounded("tenant.max_kv_blocks", record.max_kv_blocks, 1, UINT32)
 
 
 @encodes("Tenant", _tenant_bounds)
-def tenant_to_wire(record: Tenant, name: ResourceName, etag: str) -> pb.Tenant:
+def tenant_to_wire(record: Tenant, name: ResourceName, etag: str, warnings: Sequence[RecordWarning] = ()) -> pb.Tenant:
     return pb.Tenant(
         name=str(name),
         etag=etag,
@@ -142,6 +145,8 @@ def tenant_to_wire(record: Tenant, name: ResourceName, etag: str) -> pb.Tenant:
         away=enum_name("AWAY_POLICY", record.away),
         max_kv_blocks=record.max_kv_blocks,
         pool=record.pool,
+        uid=record.uid,
+        warnings=[pb.RecordWarning(field=warning.field, message=warning.message) for warning in warnings],
     )
 
 
@@ -184,6 +189,7 @@ def tenant_from_wire(message: pb.Tenant) -> Tenant:
         away=away or AwayPolicy.BOUNDED_LOCAL,
         max_kv_blocks=message.max_kv_blocks if message.HasField("max_kv_blocks") else None,
         pool=message.pool,
+        uid=message.uid,
     )
 
 
@@ -212,9 +218,9 @@ def versioned_organisation(message: pb.Organization) -> Versioned:
 
 
 def versioned_tenant(message: pb.Tenant) -> Versioned:
-    return Versioned(
-        parse_resource_name("name", message.name, RecordKind.TENANT), tenant_from_wire(message), message.etag
-    )
+    name = parse_resource_name("name", message.name, RecordKind.TENANT)
+    warnings = tuple(RecordWarning(warning.field, warning.message) for warning in message.warnings)
+    return Versioned(name, tenant_from_wire(message), message.etag, warnings)
 
 
 def versioned_key(message: pb.Key) -> Versioned:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 
 from baton.core.errors import NotFound
+from baton.core.streams import closing
 from baton.core.tenancy_api import LedgerApi, LedgerArchive
 from baton.core.types import LedgerEntry, QuotaAlert, ledger_position
 
@@ -31,6 +32,17 @@ class ArchivedLedger:
         self._ledger = ledger
         self._archive = archive
 
+    async def organisations(self) -> AsyncIterator[str]:
+        seen = set[str]()
+        if self._archive is not None:
+            for name in await self._archive.organisations():
+                seen.add(name)
+                yield name
+        async with closing(self._ledger.organisations()) as names:
+            async for name in names:
+                if name not in seen:
+                    yield name
+
     async def entries(self, organisation: str, after: str = "", limit: int = 1000) -> Sequence[LedgerEntry]:
         archived = "" if self._archive is None else await self._archive.latest(organisation)
         if self._archive is not None and ledger_position(archived) > ledger_position(after):
@@ -42,5 +54,5 @@ class ArchivedLedger:
             raise NotFound(f"usage of organizations/{organisation} until {until:%Y-%m-%dT%H:%M:%SZ}: {where}")
         return await self._ledger.entries(organisation, after, limit)
 
-    async def alerts(self, organisation: str) -> Sequence[QuotaAlert]:
-        return await self._ledger.alerts(organisation)
+    async def alerts(self, organisation: str, after: str = "", limit: int = 1000) -> Sequence[QuotaAlert]:
+        return await self._ledger.alerts(organisation, after, limit)

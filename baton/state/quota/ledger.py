@@ -26,15 +26,12 @@ class RedisLedger:
         self._config = config
 
     async def entries(self, organisation: str, after: str = "", limit: int = 1000) -> Sequence[LedgerEntry]:
-        start = f"({after}" if after else "-"
-        call = self._client.xrange(self._key(organisation, "ledger"), start, "+", limit)  # pyright: ignore
-        found = cast("list[tuple[bytes, Fields]]", await within_budget(call, self._config, "read the ledger"))
+        found = await self._read(organisation, "ledger", after, limit)
         return [_entry(entry_id.decode(), fields) for entry_id, fields in found]
 
-    async def alerts(self, organisation: str) -> Sequence[QuotaAlert]:
-        call = self._client.xrange(self._key(organisation, "alerts"))  # pyright: ignore
-        found = cast("list[tuple[bytes, Fields]]", await within_budget(call, self._config, "read quota alerts"))
-        return [_alert(fields) for _, fields in found]
+    async def alerts(self, organisation: str, after: str = "", limit: int = 1000) -> Sequence[QuotaAlert]:
+        found = await self._read(organisation, "alerts", after, limit)
+        return [_alert(alert_id.decode(), fields) for alert_id, fields in found]
 
     async def organisations(self) -> AsyncIterator[str]:
         budget = (self._config.timeout_ms + self._config.connect_timeout_ms) / 1000
@@ -61,6 +58,12 @@ class RedisLedger:
             pipe.zadd(self._key(organisation, "trimmed"), {"ledger": milliseconds}, gt=True)  # pyright: ignore
             await within_budget(pipe.execute(), self._config, "trim the ledger")
 
+    async def _read(self, organisation: str, stream: str, after: str, limit: int) -> list[tuple[bytes, Fields]]:
+        start = f"({after}" if after else "-"
+        call = self._client.xrange(self._key(organisation, stream), start, "+", limit)  # pyright: ignore
+        answer = await within_budget(call, self._config, f"read the {stream} of {organisation}")
+        return cast("list[tuple[bytes, Fields]]", answer)
+
     def _key(self, organisation: str, stream: str) -> str:
         return organisation_prefix(self._config.namespace, organisation) + stream
 
@@ -83,7 +86,7 @@ def _entry(entry_id: str, fields: Fields) -> LedgerEntry:
     )
 
 
-def _alert(fields: Fields) -> QuotaAlert:
+def _alert(alert_id: str, fields: Fields) -> QuotaAlert:
     kind, start, level, subject, model = fields[b"bucket"].decode().split(":", 4)
     return QuotaAlert(
         level=Level(level),
@@ -94,4 +97,5 @@ def _alert(fields: Fields) -> QuotaAlert:
         percent=int(fields[b"percent"]),
         limit=int(fields[b"limit"]),
         used=int(fields[b"used"]),
+        id=alert_id,
     )

@@ -40,6 +40,9 @@ class LedgerFiles:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
+    async def organisations(self) -> Sequence[str]:
+        return await _in_thread(partial(_organisations, self._directory))
+
     async def latest(self, organisation: str) -> str:
         return await _in_thread(partial(_latest, self._folder(organisation)))
 
@@ -59,6 +62,10 @@ async def _in_thread(work: Callable[[], T]) -> T:
         return await asyncio.to_thread(work)
     except (OSError, ValueError) as error:
         raise StateUnavailable(f"ledger files: {error}") from error
+
+
+def _organisations(directory: Path) -> list[str]:
+    return sorted({path.parent.name for path in directory.glob(f"*/*{_ENDING}")})
 
 
 def _append(folder: Path, entries: Sequence[LedgerEntry]) -> None:

@@ -79,6 +79,7 @@ class _Books:
     ledger: list[LedgerEntry] = field(default_factory=list[LedgerEntry])
     alerts: list[QuotaAlert] = field(default_factory=list[QuotaAlert])
     entries: int = 0
+    warnings: int = 0
     trimmed: int = 0
     tidied: int = 0
 
@@ -149,8 +150,9 @@ class MemoryQuota:
         ledger = self._books.setdefault(organisation, _Books()).ledger
         return [entry for entry in ledger if ledger_position(entry.id) > ledger_position(after)][:limit]
 
-    async def alerts(self, organisation: str) -> Sequence[QuotaAlert]:
-        return list(self._books.setdefault(organisation, _Books()).alerts)
+    async def alerts(self, organisation: str, after: str = "", limit: int = 1000) -> Sequence[QuotaAlert]:
+        alerts, last = self._books.setdefault(organisation, _Books()).alerts, ledger_position(after)
+        return [alert for alert in alerts if ledger_position(alert.id) > last][:limit]
 
     async def organisations(self) -> AsyncIterator[str]:
         for name in [name for name, books in self._books.items() if books.entries]:
@@ -257,6 +259,7 @@ class MemoryQuota:
 
     def _warn(self, books: _Books, window: _Window, percent: int, limit: int) -> None:
         window.warned = percent
+        books.warnings += 1
         scope, used = window.bucket.scope, window.counters.used
         alert = QuotaAlert(
             scope.level,
@@ -267,6 +270,7 @@ class MemoryQuota:
             percent,
             limit,
             used.input + used.output,
+            id=f"{self._now() // 1000:013d}-{books.warnings:09d}",
         )
         books.alerts.append(alert)
 

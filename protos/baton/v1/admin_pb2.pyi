@@ -128,6 +128,14 @@ class ModelList(_message.Message):
     models: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, models: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class RecordWarning(_message.Message):
+    __slots__ = ("field", "message")
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    field: str
+    message: str
+    def __init__(self, field: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
 class Organization(_message.Message):
     __slots__ = ("name", "etag", "limits", "model_limits", "time_zone")
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -143,7 +151,7 @@ class Organization(_message.Message):
     def __init__(self, name: _Optional[str] = ..., etag: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., model_limits: _Optional[_Iterable[_Union[ModelLimits, _Mapping]]] = ..., time_zone: _Optional[str] = ...) -> None: ...
 
 class Tenant(_message.Message):
-    __slots__ = ("name", "etag", "limits", "model_limits", "time_zone", "tier", "models", "sharing_group", "away", "max_kv_blocks", "pool")
+    __slots__ = ("name", "etag", "limits", "model_limits", "time_zone", "tier", "models", "sharing_group", "away", "max_kv_blocks", "pool", "warnings", "uid")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ETAG_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
@@ -155,6 +163,8 @@ class Tenant(_message.Message):
     AWAY_FIELD_NUMBER: _ClassVar[int]
     MAX_KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
+    WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
     name: str
     etag: str
     limits: Limits
@@ -166,7 +176,9 @@ class Tenant(_message.Message):
     away: AwayPolicy
     max_kv_blocks: int
     pool: str
-    def __init__(self, name: _Optional[str] = ..., etag: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., model_limits: _Optional[_Iterable[_Union[ModelLimits, _Mapping]]] = ..., time_zone: _Optional[str] = ..., tier: _Optional[_Union[_types_pb2.Tier, str]] = ..., models: _Optional[_Union[ModelList, _Mapping]] = ..., sharing_group: _Optional[str] = ..., away: _Optional[_Union[AwayPolicy, str]] = ..., max_kv_blocks: _Optional[int] = ..., pool: _Optional[str] = ...) -> None: ...
+    warnings: _containers.RepeatedCompositeFieldContainer[RecordWarning]
+    uid: str
+    def __init__(self, name: _Optional[str] = ..., etag: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., model_limits: _Optional[_Iterable[_Union[ModelLimits, _Mapping]]] = ..., time_zone: _Optional[str] = ..., tier: _Optional[_Union[_types_pb2.Tier, str]] = ..., models: _Optional[_Union[ModelList, _Mapping]] = ..., sharing_group: _Optional[str] = ..., away: _Optional[_Union[AwayPolicy, str]] = ..., max_kv_blocks: _Optional[int] = ..., pool: _Optional[str] = ..., warnings: _Optional[_Iterable[_Union[RecordWarning, _Mapping]]] = ..., uid: _Optional[str] = ...) -> None: ...
 
 class Key(_message.Message):
     __slots__ = ("name", "etag", "limits", "model_limits", "prefix", "create_time", "expire_time", "revoke_time", "models", "priority", "role")
@@ -533,7 +545,7 @@ class QuotaRefusal(_message.Message):
     def __init__(self, level: _Optional[_Union[QuotaLevel, str]] = ..., subject: _Optional[str] = ..., model: _Optional[str] = ..., metric: _Optional[_Union[QuotaMetric, str]] = ..., limit: _Optional[int] = ..., used: _Optional[int] = ..., reserved: _Optional[int] = ..., requested: _Optional[int] = ..., retry_after_seconds: _Optional[float] = ...) -> None: ...
 
 class QuotaAlert(_message.Message):
-    __slots__ = ("level", "subject", "model", "metric", "window_start", "percent", "limit", "used")
+    __slots__ = ("level", "subject", "model", "metric", "window_start", "percent", "limit", "used", "id", "time")
     LEVEL_FIELD_NUMBER: _ClassVar[int]
     SUBJECT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -542,6 +554,8 @@ class QuotaAlert(_message.Message):
     PERCENT_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     USED_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
     level: QuotaLevel
     subject: str
     model: str
@@ -550,7 +564,9 @@ class QuotaAlert(_message.Message):
     percent: int
     limit: int
     used: int
-    def __init__(self, level: _Optional[_Union[QuotaLevel, str]] = ..., subject: _Optional[str] = ..., model: _Optional[str] = ..., metric: _Optional[_Union[QuotaMetric, str]] = ..., window_start: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., percent: _Optional[int] = ..., limit: _Optional[int] = ..., used: _Optional[int] = ...) -> None: ...
+    id: str
+    time: _timestamp_pb2.Timestamp
+    def __init__(self, level: _Optional[_Union[QuotaLevel, str]] = ..., subject: _Optional[str] = ..., model: _Optional[str] = ..., metric: _Optional[_Union[QuotaMetric, str]] = ..., window_start: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., percent: _Optional[int] = ..., limit: _Optional[int] = ..., used: _Optional[int] = ..., id: _Optional[str] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class GetQuotaRequest(_message.Message):
     __slots__ = ("name", "model")
@@ -595,16 +611,22 @@ class ExplainRefusalResponse(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., tenant: _Optional[str] = ..., key_id: _Optional[str] = ..., model: _Optional[str] = ..., input_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[QuotaRefusal, _Mapping]]] = ...) -> None: ...
 
 class ListQuotaAlertsRequest(_message.Message):
-    __slots__ = ("parent",)
+    __slots__ = ("parent", "page_size", "page_token")
     PARENT_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     parent: str
-    def __init__(self, parent: _Optional[str] = ...) -> None: ...
+    page_size: int
+    page_token: str
+    def __init__(self, parent: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class ListQuotaAlertsResponse(_message.Message):
-    __slots__ = ("alerts",)
+    __slots__ = ("alerts", "next_page_token")
     ALERTS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     alerts: _containers.RepeatedCompositeFieldContainer[QuotaAlert]
-    def __init__(self, alerts: _Optional[_Iterable[_Union[QuotaAlert, _Mapping]]] = ...) -> None: ...
+    next_page_token: str
+    def __init__(self, alerts: _Optional[_Iterable[_Union[QuotaAlert, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class UsageFilter(_message.Message):
     __slots__ = ("parent", "start_time", "end_time", "model")

@@ -84,8 +84,8 @@ def test_a_worker_shows_what_it_registered(redis: str) -> None:
         "queued": 4,
         "running": 1,
         "tenant_tiers": {
-            "gold": {"tenants": 2, "queued": 0, "running": 1, "blocks": 2, "preemptions": 0},
-            "bronze": {"tenants": 1, "queued": 4, "running": 0, "blocks": 0, "preemptions": 7},
+            "gold": {"tenants": 2, "queued": 0, "running": 1, "blocks": 2, "preemptions": 0, "backlog_tokens": 0},
+            "bronze": {"tenants": 1, "queued": 4, "running": 0, "blocks": 0, "preemptions": 7, "backlog_tokens": 0},
         },
     }
 

@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from baton.core.clock import CountingIds, ManualClock
 from baton.core.deadline import Deadline
 from baton.core.errors import StateUnavailable
-from baton.core.telemetry import SilentMeter
+from baton.core.telemetry import Meter, SilentMeter
 from baton.core.types import (
     Account,
     AwayPolicy,
@@ -100,13 +100,19 @@ class UnsteadyQuota:
 class Gate:
     """A gateway's admission over a quota that the test may take away."""
 
-    def __init__(self, policy: AdmissionPolicy, quota: MemoryQuota | None = None, clock: PausedClock | None = None):
+    def __init__(
+        self,
+        policy: AdmissionPolicy,
+        quota: MemoryQuota | None = None,
+        clock: PausedClock | None = None,
+        meter: Meter | None = None,
+    ) -> None:
         self.clock = clock or PausedClock(1000.0)
         self.books = quota or MemoryQuota(self.clock)
         self.shared = UnsteadyQuota(self.books)
         self.local = MemoryQuota(self.clock, kept_entries=100)
         self.admission = Admission(
-            self.shared, self.local, clock=self.clock, ids=CountingIds(), meter=SilentMeter(), policy=policy
+            self.shared, self.local, clock=self.clock, ids=CountingIds(), meter=meter or SilentMeter(), policy=policy
         )
 
     def admitted(self, claim: QuotaClaim, deadline: Deadline | None = None) -> AbstractAsyncContextManager[Grant]:
@@ -137,8 +143,8 @@ class Gate:
 
 
 @asynccontextmanager
-async def gate(policy: AdmissionPolicy | None = None) -> AsyncIterator[Gate]:
-    built = Gate(policy or AdmissionPolicy())
+async def gate(policy: AdmissionPolicy | None = None, meter: Meter | None = None) -> AsyncIterator[Gate]:
+    built = Gate(policy or AdmissionPolicy(), meter=meter)
     async with built.admission.running():
         yield built
 

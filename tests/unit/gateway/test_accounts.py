@@ -104,6 +104,20 @@ def test_a_revoked_key_is_refused_within_a_second() -> None:
     asyncio.run(body())
 
 
+def test_a_revoked_key_is_refused_though_the_loop_was_too_busy_to_hear_of_it_in_time() -> None:
+    """With no patience at all every answer comes after the alarm, as in a loop that something holds up."""
+
+    async def body() -> None:
+        accounts, tenancy, clock = await built(AccountPolicy(patience=0.0))
+        await accounts.authenticate(SHOWN)
+        await store(tenancy, replace(KEY, revoked_at=1000.0))
+        clock.advance(200.0)
+        with pytest.raises(Unauthenticated):
+            await accounts.authenticate(SHOWN)
+
+    asyncio.run(body())
+
+
 def test_a_key_ends_when_it_expires_without_a_look_up() -> None:
     async def body() -> None:
         accounts, tenancy, clock = await built()

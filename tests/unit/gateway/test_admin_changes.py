@@ -22,6 +22,7 @@ from baton.core.types import (
     Tier,
     WriteOptions,
 )
+from gateway.fleet import FleetFacts
 from tests.admin_world import ACME, NEW, ROOT, UMBRELLA, WHICHEVER, AdminWorld
 
 
@@ -36,19 +37,28 @@ def test_an_update_takes_the_fields_of_its_mask_and_no_other() -> None:
     async def body(world: AdminWorld) -> None:
         admin, root = world.admin, world.root
         limits = Limits(concurrency=3, tokens_per_day=9)
-        given = Tenant("", "", Tier.GOLD, limits, models=("m",), time_zone="Asia/Tokyo")
+        given = Tenant("", "", Tier.GOLD, limits, models=("m",), time_zone="Asia/Tokyo", uid="of the caller's choice")
         done = await admin.update(ACME, given, ["tier", "limits.concurrency"], WHICHEVER, root)
-        assert done.record == Tenant("acme", "umbrella", Tier.GOLD, Limits(concurrency=3))
+        uid = await uid_of(world)
+        assert done.record == Tenant("acme", "umbrella", Tier.GOLD, Limits(concurrency=3), uid=uid)
         again = await admin.update(ACME, given, ["limits.tokens_per_day"], WHICHEVER, root)
         assert again.record.limits == limits and again.etag != done.etag
         whole = await admin.update(ACME, given, ["*"], WHICHEVER, root)
-        assert whole.record == replace(given, name="acme", organisation="umbrella")
+        assert whole.record == replace(given, name="acme", organisation="umbrella", uid=uid)
         assert await admin.get(ACME, root) == whole
 
     in_world(body)
 
 
-@pytest.mark.parametrize("mask", [[], ["name"], ["limits.speed"], ["tier.x"], ["organisation"], ["secret_hmac"]])
+async def uid_of(world: AdminWorld) -> str:
+    found = await world.records.tenant("acme")
+    assert found is not None
+    return found[0].uid
+
+
+@pytest.mark.parametrize(
+    "mask", [[], ["uid"], ["name"], ["limits.speed"], ["tier.x"], ["organisation"], ["secret_hmac"]]
+)
 def test_a_mask_that_names_no_field_is_refused_by_name(mask: list[str]) -> None:
     async def body(world: AdminWorld) -> None:
         with pytest.raises(InvalidRequest, match="update_mask") as caught:
@@ -113,9 +123,9 @@ def test_what_makes_no_sense_is_refused_with_field_limit_and_value(
 def test_a_model_that_left_the_fleet_stays_in_records_that_had_it() -> None:
     async def body(world: AdminWorld) -> None:
         await world.admin.update(ACME, Tenant("", "", models=("m",)), ["models"], WHICHEVER, world.root)
-        world.served = ("big",)
+        world.fleet = FleetFacts(models=("big",))
         await world.admin.update(ACME, Tenant("", "", models=("m", "big")), ["models"], WHICHEVER, world.root)
-        world.served = None  # nobody knows the fleet: no name is known to be wrong
+        world.fleet = None  # nobody knows the fleet: no name is known to be wrong
         await world.admin.update(ACME, Tenant("", "", models=("n",)), ["models"], WHICHEVER, world.root)
 
     in_world(body)
@@ -147,9 +157,11 @@ def test_a_tenant_goes_with_its_keys_and_a_new_one_of_its_name_has_none() -> Non
         await world.issue("k1")
         with pytest.raises(InvalidRequest, match="force"):
             await admin.delete(ACME, WHICHEVER, force=False, caller=root)
+        before = await uid_of(world)
         await admin.delete(ACME, WHICHEVER, force=True, caller=root)
         assert await world.records.account("k1") is None
-        await admin.create(ACME, Tenant("", ""), NEW, root)
+        await admin.create(ACME, Tenant("", "", uid=before), NEW, root)
+        assert await uid_of(world) not in {"", before}, "nor does it find what is cached of the other's prompts"
         assert await world.records.account("k1") is None
         with pytest.raises(NotFound):
             await admin.get(ACME.child("k1"), root)
@@ -167,7 +179,7 @@ def test_a_repeated_request_id_changes_nothing_more_and_gets_the_first_answer() 
         first = await admin.update(ACME, gold, ["tier"], once, root)
         await admin.update(ACME, Tenant("", "", Tier.SILVER), ["tier"], WHICHEVER, root)
         assert await admin.update(ACME, gold, ["tier"], once, root) == first
-        assert (await admin.get(ACME, root)).record == Tenant("acme", "umbrella", Tier.SILVER)
+        assert (await admin.get(ACME, root)).record == Tenant("acme", "umbrella", Tier.SILVER, uid=await uid_of(world))
         with pytest.raises(InvalidRequest, match=r"request_id.*another call"):
             await admin.update(ACME, gold, ["*"], once, root)
         gone = WriteOptions(ANY_ETAG, request_id="r2")

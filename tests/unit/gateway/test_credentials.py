@@ -75,10 +75,12 @@ def test_salts_keep_tenants_apart_unless_they_share_a_group_of_one_organisation(
             Tenant("zeta", "umbrella", sharing_group="g"),
             Tenant("zeta", "other", sharing_group="g"),
             Tenant("g", "umbrella"),
+            Tenant("acme", "other"),
+            replace(TENANT, uid="another of the same name"),
         )
     ]
     assert salts[2] == salts[3]
-    assert len(set(salts)) == 5
+    assert len(set(salts)) == 7
     assert {len(salt) for salt in salts} == {16}
     assert ServerSecret("6" * 64).salt(TENANT) != salts[0]
 

@@ -24,7 +24,7 @@ from baton.core.types import (
     Tenant,
     ledger_position,
 )
-from baton.state.quota.archived_ledger import PAGE, copy_ledger
+from baton.state.quota.archived_ledger import PAGE, ArchivedLedger, copy_ledger
 from baton.state.quota.ledger_files import LedgerFiles
 from baton.state.quota.memory import MemoryQuota
 
@@ -61,6 +61,20 @@ def test_what_is_copied_is_what_was_booked_and_later_only_what_is_new(tmp_path: 
         assert await copy_ledger(quota, LedgerFiles(tmp_path), "umbrella") == 3
         assert [entry.request_id for entry in await everything(files)][-3:] == ["b-0", "b-1", "b-2"]
         assert (await copy_ledger(quota, files, "umbrella"), await copy_ledger(quota, files, "nobody")) == (0, 0)
+
+    asyncio.run(body())
+
+
+def test_organisations_that_files_or_counters_know_are_told_once(tmp_path: Path) -> None:
+    async def body() -> None:
+        old, quota, files = MemoryQuota(ManualClock(1000.0)), MemoryQuota(ManualClock(2000.0)), LedgerFiles(tmp_path)
+        assert list(await files.organisations()) == []
+        await used(old, 2, "a")
+        await copy_ledger(old, files, "umbrella")
+        assert list(await files.organisations()) == ["umbrella"]
+        await used(quota, 1, "b")
+        for ledger, archive in ((quota, files), (quota, None), (MemoryQuota(ManualClock(3000.0)), files)):
+            assert [name async for name in ArchivedLedger(ledger, archive).organisations()] == ["umbrella"]
 
     asyncio.run(body())
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from baton.core.errors import Busy
-from baton.core.types import Attempt, EngineStats, PrefillMode, PrefillRequest, Ticket
+from baton.core.errors import BatonError, Busy
+from baton.core.types import Attempt, EngineStats, PrefillMode, PrefillRequest, Ticket, Tier, TierLoad
 from services.decode import worker
 from services.decode.balance import is_sooner_here
 from services.planner.config import PlannerConfig
@@ -28,8 +28,9 @@ BALANCED = PlannerConfig(local_prefill_max_tokens=1, prefill_wait_ms=0.0)
     ],
 )
 def test_a_worker_compares_its_own_backlog_and_rate(backlog: int, rate: float, elsewhere: float, sooner: bool) -> None:
-    stats = EngineStats(backlog_tokens=backlog, prompt_tokens_per_second=rate)
-    assert is_sooner_here(stats, 2000, elsewhere) is sooner
+    silver = TierLoad(Tier.SILVER, backlog_tokens=backlog)
+    stats = EngineStats(prompt_tokens_per_second=rate, tiers=(silver, TierLoad(Tier.BRONZE, backlog_tokens=10**6)))
+    assert is_sooner_here(stats, Tier.SILVER, 2000, elsewhere) is sooner
 
 
 async def held_prefill(stack: Stack) -> asyncio.Task[Answer]:
@@ -40,7 +41,7 @@ async def held_prefill(stack: Stack) -> asyncio.Task[Answer]:
     waiting = asyncio.create_task(stack.generate(tokens(60, request_id="before", first=200)))
     await gate.reached()
     engine = stack.workers["prefill-0"].engine
-    await stack.until(lambda: engine.backlog_tokens == 60, "the prefill worker knows of its backlog")
+    await stack.until(lambda: engine.tokens_before(Tier.BRONZE) == 60, "the prefill worker knows of its backlog")
     return waiting
 
 
@@ -81,14 +82,14 @@ def test_without_the_balance_a_prompt_waits_for_its_prefill_worker(policy: Plann
 def test_a_prompt_that_is_sooner_there_waits_for_the_prefill_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """The candidate is asked again, without a limit."""
     asked: list[float] = []
-    monkeypatch.setattr(worker, "is_sooner_here", lambda _stats, _tokens, seconds: asked.append(seconds))
+    monkeypatch.setattr(worker, "is_sooner_here", lambda _stats, _tier, _tokens, seconds: asked.append(seconds))
 
     async def run() -> None:
         async with Stack(policy=BALANCED) as stack:
             waiting = await held_prefill(stack)
             behind = asyncio.create_task(stack.generate(tokens(50, request_id="behind", first=300)))
             prefill = stack.workers["prefill-0"].engine
-            await stack.until(lambda: prefill.backlog_tokens == 110, "both wait for the prefill worker")
+            await stack.until(lambda: prefill.tokens_before(Tier.BRONZE) == 110, "both wait for the prefill worker")
             stack.workers["prefill-0"].gate.release()
             assert [mode(answer) for answer in await asyncio.gather(waiting, behind)] == [PrefillMode.REMOTE] * 2
             assert len(asked) == 1
@@ -111,6 +112,37 @@ def test_a_busy_prefill_worker_says_when_it_would_be_done() -> None:
             assert refused.value.retry_after == pytest.approx(110 / rate)
             prefill.gate.release()
             await waiting
+            await stack.assert_idle()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("tier", "is_told"), [(Tier.GOLD, False), (Tier.SILVER, True), (Tier.BRONZE, True)])
+def test_a_prefill_worker_counts_only_prompts_that_go_before_the_requests_tier(tier: Tier, is_told: bool) -> None:
+    """Silver prompts are in its way, admitted or not; a gold request goes before them."""
+
+    async def run() -> None:
+        async with Stack(policy=replace(BALANCED, balance=False)) as stack:
+            await stack.generate(tokens(60, request_id="measured", first=100))
+            prefill = stack.workers["prefill-0"]
+            prefill.gate.hold()
+            numbers = (1, 2)
+            ahead = [
+                asyncio.create_task(
+                    stack.generate(tokens(60, request_id=f"s{number}", first=200 * number, tier=Tier.SILVER))
+                )
+                for number in numbers
+            ]
+            await stack.until(lambda: prefill.engine.tokens_before(Tier.SILVER) == 120, "both are known of")
+            assert prefill.engine.tokens_before(Tier.BRONZE) == 120
+            assert prefill.engine.tokens_before(Tier.GOLD) == 0
+            request = tokens(50, request_id="asked", attempt=Attempt(0, 1), tier=tier)
+            asked = PrefillRequest(request, Ticket("asked", Attempt(0, 1), "nowhere", 1), max_wait=0.0)
+            with pytest.raises(Busy if is_told else BatonError) as refused:
+                await asyncio.wait_for(prefill.parts.prefill.prefill(asked), 30)
+            assert isinstance(refused.value, Busy) is is_told
+            prefill.gate.release()
+            await asyncio.gather(*ahead)
             await stack.assert_idle()
 
     asyncio.run(run())
