@@ -99,8 +99,8 @@ class Scripts:
                 call.answer.set_result(answer)
 
     async def _answers(self, batch: Sequence[_Call]) -> list[object]:
-        """Errors of single calls are among the answers. By a connection itself: the client's commands and pipelines take
-        as long for a call as the server."""
+        """Errors of single calls are among the answers. By a connection itself: the client's commands and pipelines
+        would take as long as the script."""
         pool = self._client.connection_pool
         connection = await pool.get_connection()
         try:
