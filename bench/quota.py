@@ -4,7 +4,8 @@
 * throughput: several gateway processes, each with many admissions at once, over many tenants. The server's processor
   time a script says how many one core of it answers, whatever the gateways on the same machine take away from it;
 * frozen: the server is stopped under load: the longest that a request waited to be admitted without it;
-* memory: what the server keeps for a tenant with three keys, all limits on.
+* memory: what the server keeps for a tenant with three keys, all limits on;
+* crowd: with all those tenants there, latency for 1,000 of them and for all, in turn on the same machine.
 
 "all limits on" are the eight of a tenant; ``--levels 3`` has them at organisation and key, too.
 """
@@ -24,7 +25,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ PATIENT_MS = 30_000.0  # a benchmark of one machine measures, it does not give u
 PLENTY = 10**10
 ROOMY = Limits(PLENTY, PLENTY, PLENTY, PLENTY, PLENTY, PLENTY, PLENTY, PLENTY)
 KEYS = 3  # of a tenant
+FEW = 1000  # tenants
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +205,26 @@ async def memory(url: str, plan: QuotaPlan) -> dict[str, Any]:
     return {"bytes_per_tenant": round((after - before) / plan.tenants)}
 
 
+# --- crowd ------------------------------------------------------------------------------------------------------------
+
+
+async def crowd(url: str, plan: QuotaPlan) -> dict[str, Any]:
+    """Milliseconds of reserve beside the tenants that ``memory`` left there: among ``FEW`` of them, and among all."""
+    config = state(url)
+    crowds = {"few": replace(plan, tenants=min(FEW, plan.tenants)), "all": plan}
+    reserved: dict[str, list[float]] = {name: [] for name in crowds}
+    async with connect(config) as client:
+        quota = SharedQuota(client, config, SystemClock())
+        for pair in zip(*(claims(part, name) for name, part in crowds.items()), strict=True):
+            for name, claim in zip(crowds, pair, strict=True):
+                started = time.perf_counter()
+                await quota.reserve(claim)
+                reserved[name].append((time.perf_counter() - started) * 1000)
+                await quota.settle(claim, Delivered(1000, 0, 100))
+    warm = plan.admissions // 8
+    return {f"{name}_reserve_ms": percentiles(values[warm:]) for name, values in reserved.items()}
+
+
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
@@ -211,16 +233,21 @@ def run(plan: QuotaPlan) -> dict[str, Any]:
         figures: dict[str, Any] = {"latency": uvloop.run(latency(url, plan))}
         figures["throughput"] = throughput(url, pid, plan)
         figures["memory"] = uvloop.run(memory(url, plan))
+        figures["crowd"] = uvloop.run(crowd(url, plan))
         figures["frozen"] = uvloop.run(frozen(url, pid, plan))
     return figures
 
 
 def show(document: dict[str, Any]) -> str:
     figures = document["figures"]
-    latencies, many = figures["latency"], figures["throughput"]
+    latencies, many, beside, plan = figures["latency"], figures["throughput"], figures["crowd"], document["plan"]
     rows = [
         [name, f"{latencies[name]['p50']:.3f} ms", f"{latencies[name]['p99']:.3f} ms"]
         for name in ("reserve_ms", "settle_ms")
+    ]
+    rows += [
+        [f"{name}, of {tenants:,} tenants", f"{beside[name]['p50']:.3f} ms", f"{beside[name]['p99']:.3f} ms"]
+        for name, tenants in (("few_reserve_ms", min(FEW, plan["tenants"])), ("all_reserve_ms", plan["tenants"]))
     ]
     rows += [
         [name, f"{many[name]:,.0f}", ""]

@@ -135,7 +135,7 @@ def _with_rule(rules: Iterable[ModelLimits], model: str, said: dict[str, Any]) -
 
 async def _show(arguments: argparse.Namespace, client: AdminClient) -> int:
     balances = await client.quota(name_of("name", arguments.name, *RecordKind), arguments.model)
-    rows = [dataclasses.asdict(balance) | {"remaining": balance.remaining} for balance in balances]
+    rows = [balance._asdict() | {"remaining": balance.remaining} for balance in balances]
     return show(arguments, rows)
 
 

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
 from dataclasses import dataclass
+from json import dumps
 
-from baton.core.types import Account, Metric
+from baton.core.types import Account, Limits, Metric
 from baton.state.quota.buckets import Buckets, FlowBucket, WindowBucket, buckets_of
-from baton.state.quota.windows import Calendar, Window
+from baton.state.quota.windows import MICROSECONDS, Calendar, Window, WindowKind
 
 KNOWN_DRAWINGS = 10_000  # of the latest tenants, keys and models
 
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """``drawn`` names the fields of each scope, ``plan`` holds bounds and limits, as the scripts explain them.
-
-    ``scopes``: for each entry, the scope's name and the buckets behind its fields; ``buckets``: the same ones, by kind.
-    """
+    """``drawn`` names the fields of each scope, ``plan`` holds bounds and limits, as the scripts explain them."""
 
     account: Account
     buckets: Buckets
-    scopes: tuple[tuple[str, tuple[WindowBucket | FlowBucket, ...]], ...]
     windows: tuple[Window, ...]
     drawn: str
     plan: str
 
     def holds(self, moment: int) -> bool:
-        return all(window.holds(moment) for window in self.windows)
+        for window in self.windows:  # noqa: SIM110 (asked for each claim)
+            if not window.start <= moment < window.end:
+                return False
+        return True
 
 
 class Drawings:
@@ -50,25 +49,19 @@ class Drawings:
         return known
 
     def _draw(self, account: Account, model: str, moment: int) -> Drawing:
-        found = buckets_of(account, model, lambda kind, zone: self._calendar.window(kind, zone, moment))
-        by_scope: dict[str, list[WindowBucket | FlowBucket]] = {}
-        for bucket in (*found.windows, *found.flows):
-            by_scope.setdefault(bucket.scope.name, []).append(bucket)
-        order = list(by_scope)
-        buckets = Buckets(found.windows, tuple(sorted(found.flows, key=lambda flow: order.index(flow.scope.name))))
-        windows = tuple(dict.fromkeys(bucket.window for bucket in buckets.windows))
-        numbers = [len(windows), *(bound for window in windows for bound in (window.start, window.end))]
-        for drawn in by_scope.values():
-            for bucket in drawn:
-                numbers += _window_numbers(bucket) if isinstance(bucket, WindowBucket) else _flow_numbers(bucket)
-        return Drawing(
-            account,
-            buckets,
-            tuple((name, tuple(drawn)) for name, drawn in by_scope.items()),
-            windows,
-            json.dumps([[name, [bucket.field for bucket in drawn]] for name, drawn in by_scope.items()]),
-            json.dumps(numbers),
-        )
+        buckets = buckets_of(account, model, lambda kind, zone: self._calendar.window(kind, zone, moment))
+        windows = {(bucket.window.start, bucket.window.end): bucket.window for bucket in buckets.windows}
+        drawn: list[list[str]] = []
+        plan: list[int | str] = [len(windows)]
+        for start, end in windows:
+            plan += (start // MICROSECONDS, end // MICROSECONDS)
+        for scope, parts in buckets.scopes:
+            drawn.append([scope.name, *(bucket.field for bucket in parts)])
+            ends = [bucket.window.end for bucket in parts if isinstance(bucket, WindowBucket)]
+            plan.append(max(ends, default=0) // MICROSECONDS)
+            for bucket in parts:
+                plan += _window_limits(bucket) if isinstance(bucket, WindowBucket) else _flow_limits(bucket)
+        return Drawing(account, buckets, tuple(windows.values()), dumps(drawn), dumps(plan))
 
 
 def _same(known: Account, account: Account) -> bool:
@@ -76,21 +69,27 @@ def _same(known: Account, account: Account) -> bool:
     return known is account or known == account
 
 
-def _window_numbers(bucket: WindowBucket) -> list[int]:
-    """Its end, the limit of tokens and the one to warn of, then the minute's others. Shadowed ones are not enforced."""
-    *others, tokens = [
-        None if metric in bucket.limits.shadow else bucket.limits.of(metric) for metric in bucket.metrics
-    ]
-    return [bucket.window.end, *map(_number, (tokens, bucket.alert_limit, *others))]
+def _window_limits(bucket: WindowBucket) -> tuple[int | str, ...]:
+    limits = bucket.limits
+    if bucket.window.kind is WindowKind.MINUTE:
+        return (
+            _enforced(limits, Metric.TOKENS_PER_MINUTE),
+            _enforced(limits, Metric.REQUESTS_PER_MINUTE),
+            _enforced(limits, Metric.INPUT_TOKENS_PER_MINUTE),
+            _enforced(limits, Metric.OUTPUT_TOKENS_PER_MINUTE),
+        )
+    warned_of = bucket.alert_limit
+    return _enforced(limits, bucket.metrics[0]), "-1" if warned_of is None else str(warned_of)
 
 
-def _flow_numbers(bucket: FlowBucket) -> list[int]:
+def _flow_limits(bucket: FlowBucket) -> tuple[int, ...]:
     """Concurrency, burst, and the burst's interval, which is kept up when the burst is only shadowed."""
     limits = bucket.limits
-    concurrency = None if Metric.CONCURRENCY in limits.shadow else limits.concurrency
-    burst = None if Metric.BURST in limits.shadow else limits.burst
-    return [_number(concurrency), _number(burst), -1 if limits.burst is None else bucket.interval]
+    interval = -1 if limits.burst is None else bucket.interval
+    return _enforced(limits, Metric.CONCURRENCY), _enforced(limits, Metric.BURST), interval
 
 
-def _number(limit: int | None) -> int:
-    return -1 if limit is None else limit
+def _enforced(limits: Limits, metric: Metric) -> int:
+    """-1 for none: shadowed ones are not enforced."""
+    limit = limits.of(metric)
+    return -1 if limit is None or (limits.shadow and metric in limits.shadow) else limit

@@ -117,7 +117,8 @@ class MemoryQuota:
         for bucket in buckets.windows:
             window = books.windows.setdefault(bucket.name, _Window(bucket))
             window.bucket = bucket
-            window.counters = replace(window.counters, reserved=window.counters.reserved + cost)
+            used, reserved = window.counters
+            window.counters = WindowCounters(used, reserved.plus(cost))
         for bucket in buckets.flows:
             flow = books.flows.get(bucket.name, FlowCounters())
             books.flows[bucket.name] = debited(bucket, flow, cost.requests, now)
@@ -243,7 +244,7 @@ class MemoryQuota:
         if known.is_open:
             for bucket in known.buckets.flows:
                 flow = books.flows.get(bucket.name, FlowCounters())
-                books.flows[bucket.name] = replace(flow, running=max(0, flow.running - 1))
+                books.flows[bucket.name] = FlowCounters(max(0, flow.running - 1), flow.arrival)
         if charge != NO_CHARGE:
             self._book(books, known.claim, charge, known.debited_at, reason)
 
@@ -252,9 +253,9 @@ class MemoryQuota:
         if window is None:
             return
         before = window.counters
-        window.counters = WindowCounters(before.used + used, before.reserved - held)
+        window.counters = WindowCounters(before.used.plus(used), before.reserved.less(held))
         limit, counted = window.bucket.alert_limit, window.counters.used
-        if limit is not None and (percent := alert_percent(limit, counted.input + counted.output)) > window.warned:
+        if limit is not None and (percent := alert_percent(limit, counted.tokens)) > window.warned:
             self._warn(books, window, percent, limit)
 
     def _warn(self, books: _Books, window: _Window, percent: int, limit: int) -> None:
@@ -269,7 +270,7 @@ class MemoryQuota:
             window.bucket.window.start,
             percent,
             limit,
-            used.input + used.output,
+            used.tokens,
             id=f"{self._now() // 1000:013d}-{books.warnings:09d}",
         )
         books.alerts.append(alert)
@@ -280,8 +281,8 @@ class MemoryQuota:
             window, limit = books.windows.get(bucket.name), bucket.alert_limit
             if window is None or limit is None or bucket.metrics[0] in bucket.limits.shadow or window.warned == 100:
                 continue
-            counted = window.counters.used + window.counters.reserved + cost
-            if cost.input + cost.output > 0 and counted.input + counted.output > limit:
+            counted = window.counters.used.plus(window.counters.reserved).plus(cost)
+            if cost.tokens > 0 and counted.tokens > limit:
                 self._warn(books, window, 100, limit)
 
     def _book(self, books: _Books, claim: QuotaClaim, charge: Charge, debited_at: int, reason: LedgerReason) -> None:

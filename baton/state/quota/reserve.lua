@@ -1,137 +1,150 @@
 -- Reserves what a claim needs in all its buckets, or nothing in any.
 --
--- ARGV: prefix, member, owner, who, prices, input, output, lease (microseconds), kept (milliseconds), drawn, plan. The
--- plan is a JSON list of numbers: how many windows there are, their starts and ends, then, in the order of `drawn`, for a
--- window its end, its limit of tokens and the limit to warn of, and of a minute those of requests, input and output, too;
--- for a flow concurrency, burst and the burst's interval. -1: no limit.
+-- ARGV: prefix, member, owner, tenant, key, model, prices, size ("input output"), lease (microseconds), kept
+-- (milliseconds), drawn, plan. The plan is a JSON list: how many windows there are, their starts and ends (seconds);
+-- then, in the order of `drawn`, for each scope the end of its last window (seconds; 0: it has none), and for each of its
+-- fields the limits, -1 for none: of a minute those of tokens, requests, input and output; of a day or month that of
+-- tokens and, as a text that is only copied, the one to warn of; of a flow concurrency, burst and the burst's interval.
 --
--- Answers {status, now, cost, counters...}: what would be or was debited, and the fields' values before, in the order of
--- `drawn`. Status: granted, taken (an open reservation of the same request and size), refused, in_use (of another size),
--- elsewhen (the windows do not hold the server's time).
+-- Answers lines: status, now, and where it has counters to tell the cost, "requests input output", and the fields' values
+-- in the order of `drawn`, empty for one that was never written. Status: granted, with what was debited and the values
+-- after it; refused, with what would have been debited, or taken (an open reservation of the same request and size), with
+-- the values as they are; in_use (of another size); elsewhen (the windows do not hold the server's time).
 
-local member, owner, kept = ARGV[2], ARGV[3], ARGV[9]
-local input, output, lease = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
-local drawn, plan = ARGV[10], cjson.decode(ARGV[11])
+local member, owner, size, kept, drawn, plan = ARGV[2], ARGV[3], ARGV[8], ARGV[10], ARGV[11], cjson.decode(ARGV[12])
 local DUE = 16
 
-local at = timely(plan)
+local at, moment = timely(plan), int(now)
 if not at then
-  return { 'elsewhen', now }
+  return 'elsewhen\n' .. moment
 end
 expire_due(DUE)
 
-local record, size = prefix .. 'r:' .. member, ARGV[6] .. ' ' .. ARGV[7]
-local known = redis.call('HMGET', record, 'state', 'size', 'charged', 'owner')
-local requests, charged = 1, '0 0 0 0 0 0'
-local is_open = known[1] == 'open'
+local known = read(member)
+local requests, input, output = 1, string.match(size, '^(%d+) (%d+)$')
+input, output = tonumber(input), tonumber(output)
+local cost, charged = '1 ' .. size, NO_CHARGE
+local is_open = known and known.state == 'open'
 if is_open then
-  if known[2] ~= size then
-    return { 'in_use', now }
+  if known.size ~= size then
+    return 'in_use\n' .. moment
   end
-  requests, input, output = 0, 0, 0
-elseif known[1] and known[2] == size then
-  charged = known[3]
+  requests, input, output, cost = 0, 0, 0, '0 0 0'
+elseif known and known.size == size then
+  charged = known.charged
   local before = numbers(charged)
   requests, input, output = above(1, before[1]), above(input, before[2]), above(output, before[4])
+  cost = requests .. ' ' .. input .. ' ' .. output
 end
 local tokens = input + output
+local is_refused, exhausted = false, {}
 
-local reply = { 'granted', now, requests .. ' ' .. input .. ' ' .. output }
-local is_refused, exhausted, scopes = false, {}, scopes_of(drawn)
-
--- The counters of a window with the claim in it; whether a limit breaks and what opens is noted.
-local function window(scope, field, value)
-  local ru, rr, iu, ir, ou, oh, al = 0, 0, 0, 0, 0, 0, '0'
+-- Each takes a field's value, or false, and gives it with the claim in it; whether a limit breaks is noted.
+local function minute(value)
+  local rt, it, ot, used = 0, 0, 0, ' 0 0 0'
   if value then
-    local lt
-    ru, rr, iu, ir, ou, oh, lt, al = string.match(value, COUNTERS)
-  else
-    scope.opens = true
+    rt, it, ot, used = string.match(value, '^(%d+) (%d+) (%d+)(.*)$')
   end
-  local ends, limit, warn = plan[at + 1], plan[at + 2], plan[at + 3]
-  scope.ends = scope.ends > ends and scope.ends or ends
-  ir, oh = ir + input, oh + output
-  if limit >= 0 and tokens > 0 and iu + ir + ou + oh > limit then
+  rt, it, ot = rt + requests, it + input, ot + output
+  local most, most_requests, most_input, most_output = plan[at + 1], plan[at + 2], plan[at + 3], plan[at + 4]
+  at = at + 4
+  if most >= 0 and tokens > 0 and it + ot > most
+    or most_requests >= 0 and requests > 0 and rt > most_requests
+    or most_input >= 0 and input > 0 and it > most_input
+    or most_output >= 0 and output > 0 and ot > most_output then
     is_refused = true
-    if value and warn > 0 and tonumber(al) < 100 then
-      exhausted[#exhausted + 1] = { scope, field, value, warn, iu + ou }
+  end
+  return rt .. ' ' .. it .. ' ' .. ot .. used
+end
+
+local function long_window(value, scope, field)
+  local total, used = 0, ' 0 0'
+  if value then
+    total, used = string.match(value, '^(%d+) %-?%d+(.*)$')
+  end
+  local most, warn = plan[at + 1], plan[at + 2]
+  at, total = at + 2, total + tokens
+  if most >= 0 and tokens > 0 and total > most then
+    is_refused = true
+    if value and tonumber(warn) > 0 and tonumber(string.match(used, '%d+$')) < 100 then
+      exhausted[#exhausted + 1] = { scope, field, value, tonumber(warn), tonumber(string.match(used, '%d+')) }
     end
   end
-  at = at + 3
-  if string.sub(field, 1, 3) == 'min' then
-    local most_requests, most_input, most_output = plan[at + 1], plan[at + 2], plan[at + 3]
-    if most_requests >= 0 and requests > 0 and ru + rr + requests > most_requests
-      or most_input >= 0 and input > 0 and iu + ir > most_input
-      or most_output >= 0 and output > 0 and ou + oh > most_output then
-      is_refused = true
-    end
-    at = at + 3
-  end
-  return ru .. ' ' .. rr + requests .. ' ' .. iu .. ' ' .. ir .. ' ' .. ou .. ' ' .. oh .. ' ' .. warn .. ' ' .. al
+  return total .. ' ' .. warn .. used
 end
 
 local function flow(value)
-  local running, arrival = 0, 0
+  local running, arrival = 0, '0'
   if value then
     running, arrival = string.match(value, '^(%d+) (%d+)$')
   end
-  running, arrival = running + 1, tonumber(arrival)
-  local limit, burst, interval = plan[at + 1], plan[at + 2], plan[at + 3]
-  if limit >= 0 and running > limit then
+  running = running + 1
+  local most, burst, interval = plan[at + 1], plan[at + 2], plan[at + 3]
+  at = at + 3
+  if most >= 0 and running > most then
     is_refused = true
   end
   if interval > 0 then
-    arrival = math.max(now, arrival) + requests * interval
-    if burst >= 0 and requests > 0 and arrival - now > burst * interval then
+    local whole = math.max(now, tonumber(arrival)) + requests * interval
+    if burst >= 0 and requests > 0 and whole - now > burst * interval then
       is_refused = true
     end
+    arrival = int(whole)
   end
-  at = at + 3
-  return running .. ' ' .. int(arrival)
+  return running .. ' ' .. arrival
 end
 
+local scopes = cjson.decode(drawn)
+local before, after = { '', moment, cost }, { 'granted', moment, cost }
 for _, scope in ipairs(scopes) do
-  local fields, changed = scope[2], {}
-  scope.ends = 0
-  local values = redis.call('HMGET', scope[1], unpack(fields))
-  for position, field in ipairs(fields) do
-    local value = values[position]
-    reply[#reply + 1] = value or ''
-    changed[#changed + 1] = field
-    changed[#changed + 1] = field == 'flow' and flow(value) or window(scope, field, value)
+  local values, changed = redis.call('HMGET', prefix .. scope[1], unpack(scope, 2)), {}
+  at = at + 1
+  scope.ends, scope.changed = plan[at], changed
+  for position = 2, #scope do
+    local field, value, with_claim = scope[position], values[position - 1], nil
+    local kind = string.sub(field, 1, 3)
+    if kind == 'flo' then
+      with_claim = flow(value)
+    else
+      with_claim = kind == 'min' and minute(value) or long_window(value, scope[1], field)
+      scope.opens = scope.opens or not value
+    end
+    before[#before + 1] = value or ''
+    after[#after + 1] = with_claim
+    changed[2 * position - 3], changed[2 * position - 2] = field, with_claim
   end
-  scope.changed = changed
 end
 
 if is_open then
-  redis.call('SET', prefix .. 'd:' .. member .. '\n' .. known[4], 'superseded', 'PX', kept)
-  redis.call('HSET', record, 'owner', owner)
-  redis.call('ZADD', prefix .. 'open', int(now + lease), member)
-  reply[1] = 'taken'
-  return reply
+  redis.call('SET', prefix .. 'd:' .. member .. '\n' .. known.owner, 'superseded', 'PX', kept)
+  known.owner = owner
+  write(member, known)
+  redis.call('ZADD', prefix .. 'open', int(now + ARGV[9]), member)
+  before[1] = 'taken'
+  return table.concat(before, '\n')
 end
 if is_refused then
   for _, full in ipairs(exhausted) do
-    redis.call('HSET', full[1][1], full[2], (string.gsub(full[3], '%d+$', '100')))
-    alert(full[2], full[1][3], 100, full[4], full[5])
+    redis.call('HSET', prefix .. full[1], full[2], (string.gsub(full[3], '%d+$', '100')))
+    alert(full[2], full[1], 100, full[4], full[5])
   end
-  reply[1] = 'refused'
-  return reply
+  before[1] = 'refused'
+  return table.concat(before, '\n')
 end
 
 for _, scope in ipairs(scopes) do
-  redis.call('HSET', scope[1], unpack(scope.changed))
+  local key = prefix .. scope[1]
+  redis.call('HSET', key, unpack(scope.changed))
   if scope.opens then
-    turn(scope[1], scope.ends)
+    turn(key, scope.ends)
   elseif scope.ends == 0 then
-    redis.call('PEXPIRE', scope[1], FLOW_KEPT)
+    redis.call('PEXPIRE', key, FLOW_KEPT)
   end
 end
-if known[1] then
-  redis.call('SET', prefix .. 'd:' .. member .. '\n' .. known[4], 'superseded', 'PX', kept)
-  redis.call('DEL', record)
+if known then
+  redis.call('SET', prefix .. 'd:' .. member .. '\n' .. known.owner, 'superseded', 'PX', kept)
 end
-redis.call('HSET', record, 'state', 'open', 'owner', owner, 'who', ARGV[4], 'at', int(now), 'size', size,
-  'held', reply[3], 'charged', charged, 'progress', '0 0 0 0', 'prices', ARGV[5], 'drawn', drawn)
-redis.call('ZADD', prefix .. 'open', int(now + lease), member)
-return reply
+write(member, { state = 'open', at = moment, size = size, held = cost, charged = charged, progress = '0 0 0 0',
+  prices = ARGV[7], drawn = drawn, tenant = ARGV[4], key = ARGV[5], model = ARGV[6], owner = owner })
+redis.call('ZADD', prefix .. 'open', int(now + ARGV[9]), member)
+return table.concat(after, '\n')

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import deque
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import Protocol, cast
+from typing import cast
 
 from redis.asyncio import Redis
+from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from baton.core.errors import StateUnavailable
@@ -29,12 +30,6 @@ class _Call:
     name: str
     arguments: tuple[str | int, ...]  # the routing key and what the script takes
     answer: asyncio.Future[object]
-
-
-class _Evaluator(Protocol):
-    """What a Redis client and a pipeline have in common here."""
-
-    def evalsha(self, sha: str, numkeys: int, *keys_and_args: str | int) -> object: ...
 
 
 class Scripts:
@@ -104,17 +99,20 @@ class Scripts:
                 call.answer.set_result(answer)
 
     async def _answers(self, batch: Sequence[_Call]) -> list[object]:
-        """Errors of single calls are among the answers. A pipeline costs a lone call more than it saves."""
-        if len(batch) == 1:
-            try:
-                return [await cast("Awaitable[object]", self._evaluate(self._client, batch[0]))]
-            except ResponseError as error:
-                return [error]
-        async with self._client.pipeline(transaction=False) as pipe:
-            for call in batch:
-                self._evaluate(pipe, call)
-            return cast("list[object]", await pipe.execute(raise_on_error=False))
+        """Errors of single calls are among the answers. By a connection itself: the client's commands and pipelines
+        would take as long as the script."""
+        pool = self._client.connection_pool
+        connection = await pool.get_connection()
+        try:
+            commands = [("EVALSHA", self._hashes[call.name], 1, *call.arguments) for call in batch]
+            await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+            return [await _answer(connection) for _ in batch]
+        finally:
+            await pool.release(connection)
 
-    def _evaluate(self, where: object, call: _Call) -> object:
-        """At once by a client, later by a pipeline."""
-        return cast(_Evaluator, where).evalsha(self._hashes[call.name], 1, *call.arguments)
+
+async def _answer(connection: AbstractConnection) -> object:
+    try:
+        return cast(object, await connection.read_response())
+    except ResponseError as error:
+        return error

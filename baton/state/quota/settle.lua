@@ -6,14 +6,14 @@
 local member, owner = ARGV[2], ARGV[3]
 local done = prefix .. 'd:' .. member .. '\n' .. owner
 local record = read(member)
-if not record[1] or record[2] ~= owner then
+if not record or record.owner ~= owner then
   local ended = redis.call('GET', done)
   if ended then
     return ended
   end
-  return record[1] and 'superseded' or 'missing'
+  return record and 'superseded' or 'missing'
 end
-close(member, record, numbers(ARGV[4]), record[1] == 'open' and 'settled' or 'late')
+close(member, record, numbers(ARGV[4]), record.state == 'open' and 'settled' or 'late')
 redis.call('DEL', prefix .. 'r:' .. member)
 redis.call('SET', done, 'already', 'PX', ARGV[5])
 return 'settled'

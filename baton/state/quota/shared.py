@@ -34,16 +34,16 @@ from baton.state.quota.buckets import (
     Charge,
     Cost,
     Counters,
-    FlowBucket,
     FlowCounters,
+    WindowBucket,
     WindowCounters,
 )
 from baton.state.quota.claims import check_claim, member_of, size_in_use
 from baton.state.quota.drawing import Drawing, Drawings
 from baton.state.quota.keys import organisation_prefix, organisations_with
 from baton.state.quota.scripts import Scripts
-from baton.state.quota.verdict import balances, debited, judge
-from baton.state.quota.windows import MICROSECONDS
+from baton.state.quota.verdict import balances, judge, undebited
+from baton.state.quota.windows import MICROSECONDS, WindowKind
 from baton.state.redis_client import within
 
 DUE_AT_ONCE = 100  # leases that one call ends: a script holds up the server
@@ -69,21 +69,21 @@ class SharedQuota:
     async def reserve(self, claim: QuotaClaim) -> QuotaGrant:
         member, prices = check_claim(claim), claim.prices
         lease = round(claim.lease_seconds * MICROSECONDS)
-        size = (claim.input_tokens, claim.output_tokens)
+        size = f"{claim.input_tokens} {claim.output_tokens}"
         rates = f"{prices.input} {prices.cached} {prices.output} {prices.joule}"
-        head = (member, claim.owner, _who(claim), rates, *size, lease, self._kept)
+        head = (member, claim.owner, *_who(claim), rates, size, lease, self._kept)
         reply, drawing = await self._timely("reserve", claim, head)
-        status, now = cast(bytes, reply[0]), cast(int, reply[1])
+        status, now = reply[0], int(reply[1])
         if status == b"in_use":
             raise size_in_use(claim)
-        buckets, counters = drawing.buckets, _counters(cast("list[bytes]", reply[3:]), drawing)
+        buckets, counters = drawing.buckets, _counters(reply[3:], drawing)
         if status == b"taken":
             return QuotaGrant(balances(buckets, counters, now), taken_over=True)
-        cost = Cost(*map(int, cast(bytes, reply[2]).split()))
+        cost = Cost(*map(int, reply[2].split()))
         if status == b"refused":
             raise QuotaExceeded.of(judge(buckets, counters, cost, now).refused)
-        shadowed = judge(buckets, counters, cost, now).shadowed if buckets.has_shadow else ()
-        return QuotaGrant(balances(buckets, _after(buckets, counters, cost, now), now), shadowed)
+        shadowed = judge(buckets, _before(buckets, counters, cost), cost, now).shadowed if buckets.has_shadow else ()
+        return QuotaGrant(balances(buckets, counters, now), shadowed)
 
     async def renew(self, organisation: str, progress: Sequence[Progress], lease_seconds: float) -> list[LeaseState]:
         rows: list[str] = []
@@ -99,9 +99,9 @@ class SharedQuota:
         total = Charge.of(delivered, claim.prices)
         status = await self._end(claim, total)
         if status == "missing":
-            head = (check_claim(claim), claim.owner, _who(claim), _numbers(total), self._kept)
+            head = (check_claim(claim), claim.owner, *_who(claim), _numbers(total), self._kept)
             reply, _ = await self._timely("charge", claim, head)
-            status = cast(bytes, reply[0]).decode()
+            status = reply[0].decode()
         return SettleOutcome(status)
 
     async def release(self, claim: QuotaClaim) -> SettleOutcome:
@@ -137,15 +137,14 @@ class SharedQuota:
         arguments = (check_claim(claim), claim.owner, _numbers(total), self._kept)
         return cast(bytes, await self._scripts.call("settle", prefix, *arguments)).decode()
 
-    async def _timely(
-        self, script: str, claim: QuotaClaim, head: tuple[str | int, ...]
-    ) -> tuple[list[object], Drawing]:
-        """Call a script with windows that hold the server's time; its answer, and what it was about."""
+    async def _timely(self, script: str, claim: QuotaClaim, head: tuple[str | int, ...]) -> tuple[list[bytes], Drawing]:
+        """Call a script with windows that hold the server's time; its answer's lines, and what it was about."""
         prefix = organisation_prefix(self._namespace, claim.account.organisation.name)
         for _ in range(ATTEMPTS):
             drawing = self._drawings.of(claim.account, claim.model, self._now())
-            reply = cast("list[object]", await self._scripts.call(script, prefix, *head, drawing.drawn, drawing.plan))
-            self._server_ahead = cast(int, reply[1]) - round(self._clock.wall() * MICROSECONDS)
+            answer = await self._scripts.call(script, prefix, *head, drawing.drawn, drawing.plan)
+            reply = cast(bytes, answer).split(b"\n")
+            self._server_ahead = int(reply[1]) - round(self._clock.wall() * MICROSECONDS)
             if reply[0] != b"elsewhen":
                 return reply, drawing
         raise StateUnavailable("quota: the server's clock jumps")
@@ -153,8 +152,8 @@ class SharedQuota:
     async def _read(self, account: Account, drawing: Drawing) -> Counters:
         prefix = organisation_prefix(self._namespace, account.organisation.name)
         async with self._client.pipeline(transaction=True) as pipe:
-            for name, buckets in drawing.scopes:
-                pipe.hmget(prefix + name, [bucket.field for bucket in buckets])
+            for scope, buckets in drawing.buckets.scopes:
+                pipe.hmget(prefix + scope.name, [bucket.field for bucket in buckets])
             rows = cast("list[list[bytes | None]]", await pipe.execute())
         return _counters([value or b"" for row in rows for value in row], drawing)
 
@@ -165,8 +164,8 @@ class SharedQuota:
 # --- the scripts' arguments and answers -------------------------------------------------------------------------------
 
 
-def _who(claim: QuotaClaim) -> str:
-    return f"{claim.account.tenant.name}\n{claim.account.key.id}\n{claim.model}"
+def _who(claim: QuotaClaim) -> tuple[str, str, str]:
+    return claim.account.tenant.name, claim.account.key.id, claim.model
 
 
 def _numbers(charge: Charge) -> str:
@@ -177,23 +176,27 @@ def _counters(values: Sequence[bytes], drawing: Drawing) -> Counters:
     """From the fields' values in the order of the drawing; an empty one was never written."""
     windows: list[WindowCounters] = []
     flows: list[FlowCounters] = []
-    drawn = (bucket for _, buckets in drawing.scopes for bucket in buckets)
+    drawn = (bucket for _, buckets in drawing.buckets.scopes for bucket in buckets)
     for bucket, value in zip(drawn, values, strict=True):
-        numbers = list(map(int, value.split()))
-        if isinstance(bucket, FlowBucket):
-            flows.append(FlowCounters(*numbers))
-        elif numbers:
-            requests, input_tokens, output_tokens = numbers[0:2], numbers[2:4], numbers[4:6]
-            used, reserved = zip(requests, input_tokens, output_tokens, strict=True)
-            windows.append(WindowCounters(Cost(*used), Cost(*reserved)))
+        if isinstance(bucket, WindowBucket):
+            windows.append(_window_counters(bucket.window.kind, value) if value else WindowCounters())
         else:
-            windows.append(WindowCounters())
+            flows.append(FlowCounters(*map(int, value.split())))
     return Counters(tuple(windows), tuple(flows))
 
 
-def _after(buckets: Buckets, before: Counters, cost: Cost, now: int) -> Counters:
-    windows = (WindowCounters(held.used, held.reserved + cost) for held in before.windows)
-    flows = (
-        debited(bucket, flow, cost.requests, now) for bucket, flow in zip(buckets.flows, before.flows, strict=True)
-    )
+def _window_counters(kind: WindowKind, value: bytes) -> WindowCounters:
+    """A counter's total is what was used and what is reserved; the other numbers of a day or month are of alerts."""
+    if kind is WindowKind.MINUTE:
+        requests, prompts, answers, requests_used, prompts_used, answers_used = map(int, value.split())
+        reserved = Cost(requests - requests_used, prompts - prompts_used, answers - answers_used)
+        return WindowCounters(Cost(requests_used, prompts_used, answers_used), reserved)
+    total, _, tokens_used, _ = map(int, value.split())
+    return WindowCounters(Cost(0, tokens_used), Cost(0, total - tokens_used))
+
+
+def _before(buckets: Buckets, after: Counters, cost: Cost) -> Counters:
+    """The counters that a grant was judged by."""
+    windows = (WindowCounters(held.used, held.reserved.less(cost)) for held in after.windows)
+    flows = (undebited(bucket, flow, cost.requests) for bucket, flow in zip(buckets.flows, after.flows, strict=True))
     return Counters(tuple(windows), tuple(flows))

@@ -39,30 +39,31 @@ def debited(bucket: FlowBucket, counters: FlowCounters, requests: int, now: int)
     return FlowCounters(counters.running + 1, arrival)
 
 
+def undebited(bucket: FlowBucket, counters: FlowCounters, requests: int) -> FlowCounters:
+    """What ``debited`` began with, as far as a verdict of the same claim can tell."""
+    arrival = counters.arrival - requests * bucket.interval if bucket.burst is not None else counters.arrival
+    return FlowCounters(counters.running - 1, arrival)
+
+
 def balances(buckets: Buckets, counters: Counters, now: int) -> tuple[QuotaBalance, ...]:
     """What every limit, and every counter without one, stands at."""
     found: list[QuotaBalance] = []
     for bucket, held in zip(buckets.windows, counters.windows, strict=True):
-        scope, resets_after = bucket.scope, (bucket.window.end - now) / MICROSECONDS
+        (level, subject, model), limits, window = bucket
+        used, reserved = held
+        resets_after = (window.end - now) / MICROSECONDS
         for metric in bucket.metrics:
-            limit, used, reserved = bucket.limits.of(metric), held.used.of(metric), held.reserved.of(metric)
-            if limit is not None or bucket.window.kind is not WindowKind.MINUTE:
-                balance = QuotaBalance(
-                    scope.level, scope.subject, scope.model, metric, limit, used, reserved, resets_after
-                )
-                found.append(balance)
+            limit = limits.of(metric)
+            if limit is not None or window.kind is not WindowKind.MINUTE:
+                standing = used.of(metric), reserved.of(metric)
+                found.append(QuotaBalance(level, subject, model, metric, limit, *standing, resets_after))
     for bucket, flow in zip(buckets.flows, counters.flows, strict=True):
-        scope, limits = bucket.scope, bucket.limits
-        running = QuotaBalance(
-            scope.level, scope.subject, scope.model, Metric.CONCURRENCY, limits.concurrency, 0, flow.running, None
-        )
-        found.append(running)
-        if bucket.burst is not None:
+        (level, subject, model), limits = bucket
+        running, most, burst = flow.running, limits.concurrency, limits.burst
+        found.append(QuotaBalance(level, subject, model, Metric.CONCURRENCY, most, 0, running, None))
+        if burst is not None:
             taken, whole_after = _burst_taken(bucket, flow, now), max(0, flow.arrival - now) / MICROSECONDS
-            burst = QuotaBalance(
-                scope.level, scope.subject, scope.model, Metric.BURST, bucket.burst, taken, 0, whole_after
-            )
-            found.append(burst)
+            found.append(QuotaBalance(level, subject, model, Metric.BURST, burst, taken, 0, whole_after))
     return tuple(found)
 
 

@@ -60,12 +60,15 @@ class Calendar:
     """The current windows of each zone, computed again only when one has ended."""
 
     def __init__(self) -> None:
+        self._minute = minute_window(0)
         self._latest: dict[tuple[WindowKind, str], Window] = {}
 
     def window(self, kind: WindowKind, zone: str, moment: int) -> Window:
         """The window that holds ``moment`` (Unix microseconds). Minutes are the same in every zone."""
         if kind is WindowKind.MINUTE:
-            return minute_window(moment)
+            if not self._minute.holds(moment):
+                self._minute = minute_window(moment)
+            return self._minute
         known = self._latest.get((kind, zone))
         if known is None or not known.holds(moment):
             known = day_window(moment, zone) if kind is WindowKind.DAY else month_window(moment, zone)

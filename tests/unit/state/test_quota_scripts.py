@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import fakeredis
 import pytest
+from fakeredis.aioredis import FakeAsyncRedisConnection
 
 from baton.core.errors import StateUnavailable
 from baton.state.quota.scripts import BATCH, Scripts
@@ -19,28 +20,22 @@ class WatchedRedis(fakeredis.FakeAsyncRedis):
     """Counts round trips; each waits until the server is ``answering``."""
 
     def __init__(self) -> None:
-        super().__init__(server=fakeredis.FakeServer(), protocol=2)
         self.answering = asyncio.Event()
         self.answering.set()
         self.batches: list[int] = []
+        watch = self._watch
 
-    async def execute_command(self, *args: Any, **options: Any) -> Any:
-        if args[0] == "EVALSHA":
-            self.batches.append(1)
+        class WatchedConnection(FakeAsyncRedisConnection):
+            async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+                await watch(b"".join(command).count(b"EVALSHA"))
+                await super().send_packed_command(command, check_health)
+
+        super().__init__(server=fakeredis.FakeServer(), protocol=2, connection_class=WatchedConnection)
+
+    async def _watch(self, calls: int) -> None:
+        if calls:
+            self.batches.append(calls)
             await self.answering.wait()
-        return await super().execute_command(*args, **options)
-
-    def pipeline(self, *args: Any, **kwargs: Any) -> Any:
-        pipe = super().pipeline(*args, **kwargs)
-        execute = pipe.execute
-
-        async def watched(*args: Any, **kwargs: Any) -> Any:
-            self.batches.append(len(pipe.command_stack))
-            await self.answering.wait()
-            return await execute(*args, **kwargs)
-
-        pipe.execute = watched
-        return pipe
 
 
 def run(body: Callable[[Scripts, WatchedRedis], Awaitable[None]], budget: float = 30.0) -> None:
@@ -125,7 +120,7 @@ def test_a_caller_that_leaves_takes_nobody_with_it() -> None:
 
 def test_a_script_that_fails_is_its_callers_failure_only() -> None:
     async def body(scripts: Scripts, client: WatchedRedis) -> None:
-        await client.set(f"{PREFIX}r:acme/broken", "not a hash")
+        await client.hset(f"{PREFIX}r:acme/broken", "a", "hash and no text")
         broken, sound = await asyncio.gather(renew(scripts, "broken"), renew(scripts, "sound"), return_exceptions=True)
         assert isinstance(broken, StateUnavailable)
         assert sound == [b"missing"]
