@@ -23,7 +23,7 @@ from services.kvtransfer.handshake import compare, takes_late_checksums
 from services.kvtransfer.routes import Routes
 from services.kvtransfer.series import SenderSeries
 from services.kvtransfer.shipment import Shipment
-from services.kvtransfer.transport import Digests, Outgoing
+from services.kvtransfer.transport import EarlyChunk, Outgoing
 
 log = logging.getLogger(__name__)
 
@@ -176,7 +176,7 @@ class KvSender:
         if early is None:
             await offer
             return
-        async with _beside(_digest(shipment, blocks, early.checksums())) as digesting:  # once the offer is on its way
+        async with _beside(_digest(shipment, blocks, early)) as digesting:  # once the offer is on its way
             await offer
             await digesting
 
@@ -247,8 +247,8 @@ class KvSender:
         return error
 
 
-async def _digest(shipment: Shipment, blocks: FilledBlocks, checksums: Awaitable[Digests]) -> None:
-    shipment.digested(blocks, await checksums)
+async def _digest(shipment: Shipment, blocks: FilledBlocks, early: EarlyChunk) -> None:
+    shipment.digested(blocks, await early.checksums())
 
 
 def _pieces(blocks: FilledBlocks, most: int, block_size: int) -> Iterator[FilledBlocks]:

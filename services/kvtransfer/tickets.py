@@ -70,8 +70,8 @@ class TicketBook:
         blocks = _range(entry, first_block, block_count)
         _refuse(entry.confirmed.intersection(blocks), "already confirmed", ticket)
         _refuse(entry.writing.intersection(blocks), "being written by another offer", ticket)
-        entry.writing.update(blocks)
         entry.acknowledged.difference_update(blocks)  # what is written once more is not what was acknowledged
+        entry.writing.update(blocks)
         try:
             yield
         finally:
