@@ -100,7 +100,7 @@ def test_one_flipped_bit_in_a_copy_is_caught(
                 flipped += 1
                 assert chunk.source is not None
                 if chunk.source.blocks:
-                    await stack.until(lambda: offers.confirmations, "the sender has digested all of its blocks")
+                    await stack.until(lambda: bool(offers.confirmations), "the sender has digested all of its blocks")
                     source.view[chunk.source.blocks[0] * size] ^= 0x10
                 else:
                     changed = bytearray(chunk.checksums[0])

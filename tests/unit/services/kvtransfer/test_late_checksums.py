@@ -82,7 +82,9 @@ class EarlyIncoming(TcpIncoming):
         self.may_store.set()
         self.fails: BatonError | None = None
 
-    async def store(self, chunk: KvChunk, reservation: WritableBlocks, tokens: int) -> Digests | None:
+    async def store(  # type: ignore[override] - TCP verifies at once
+        self, chunk: KvChunk, reservation: WritableBlocks, tokens: int
+    ) -> Digests | None:
         await self.may_store.wait()
         if self.fails is not None:
             raise self.fails
