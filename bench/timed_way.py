@@ -5,12 +5,14 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 from baton.core.api import KvReceiverApi, PrefillRun
 from baton.core.types import FilledBlocks, KvChunk, KvConfirmation, KvHandshake, Ticket
-from services.kvtransfer.transport import Outgoing, TransportName
+from services.kvtransfer.transport import Digests, EarlyChunk, Outgoing, TransportName
 
 
 class Stopwatch:
@@ -58,6 +60,14 @@ class TimedWay:
     async def chunk(self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks) -> KvChunk:
         with self._watch.on("chunk"):
             return await self._way.chunk(ticket, run, blocks)
+
+    def early_chunk(self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks) -> EarlyChunk | None:
+        early = self._way.early_chunk(ticket, run, blocks)
+        return None if early is None else replace(early, checksums=lambda: self._timed(early.checksums()))
+
+    async def _timed(self, checksums: Coroutine[Any, Any, Digests]) -> Digests:
+        with self._watch.on("digest"):
+            return await checksums
 
 
 class _TimedReceiver(KvReceiverApi):

@@ -8,7 +8,9 @@ from baton.core.types import KvChunk
 
 
 def swapped(chunk: KvChunk) -> KvChunk:
-    """The first two blocks in each other's place."""
+    """The first two blocks in each other's place, where there are two."""
+    if chunk.block_count < 2:
+        return chunk
     if chunk.source is not None:
         first, second, *rest = chunk.source.blocks
         return replace(chunk, source=replace(chunk.source, blocks=(second, first, *rest)))

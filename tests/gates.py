@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from baton.core.api import KvReceiverApi
+from baton.core.errors import BatonError
 from baton.core.types import KvChunk, KvConfirmation, KvHandshake
 from baton.engine.runner import Part
 
@@ -52,6 +54,8 @@ class OfferGate:
         self.inner = inner
         self.on_offer: Callable[[KvChunk], Any] | None = None
         self.offers: list[KvChunk] = []
+        self.confirmations: list[KvConfirmation] = []
+        self.refused: list[BatonError] = []
 
     async def handshake(self, hello: KvHandshake) -> KvHandshake:
         return await self.inner.handshake(hello)
@@ -61,7 +65,18 @@ class OfferGate:
         if self.on_offer is not None:
             changed = self.on_offer(chunk)
             chunk = await changed if asyncio.iscoroutine(changed) else changed
-        await self.inner.offer(chunk)
+        with self._noting():
+            await self.inner.offer(chunk)
 
     async def confirm(self, confirmation: KvConfirmation) -> None:
-        await self.inner.confirm(confirmation)
+        self.confirmations.append(confirmation)
+        with self._noting():
+            await self.inner.confirm(confirmation)
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        try:
+            yield
+        except BatonError as error:
+            self.refused.append(error)
+            raise

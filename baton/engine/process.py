@@ -61,7 +61,7 @@ def _loop(core: EngineCore, runner: Runner, channel: SyncChannel, clock: Clock, 
         runner.copies.while_waiting(lambda: _serve_copies(core, inbox, channel))
     _announce(runner, core, channel, descriptors)
     while True:
-        was_told = is_readable = inbox.is_readable(_patience(core))
+        is_readable, was_told = inbox.is_readable(_patience(core)), False
         awake = clock.now()
         last_intake = awake + (INTAKE_SECONDS if core.in_flight else IDLE_INTAKE_SECONDS)
         while is_readable:
@@ -69,6 +69,8 @@ def _loop(core: EngineCore, runner: Runner, channel: SyncChannel, clock: Clock, 
             core.handle(command)
             if isinstance(command, Pull):  # many bytes: whoever offers more waits for the answer
                 channel.send(core.report())
+            else:
+                was_told = True
             is_readable = clock.now() < last_intake and inbox.is_readable(0.0)
         core.look()
         core.admit()

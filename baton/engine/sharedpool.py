@@ -20,7 +20,7 @@ from baton.core.errors import TransportUnavailable
 from baton.core.types import KvFormat
 from baton.engine.blockcopy import PLAIN, BlockCopy, xxh3_digest
 
-SHARE_BYTES = 2 << 20  # at least, of a pull that several threads share
+SHARE_BYTES = 8 << 20  # at least, of a pull that several threads share: to wake one takes as long as to copy 2 MiB
 
 _F_ADD_SEALS, _F_GET_SEALS = 1033, 1034  # <linux/fcntl.h>; the names are not in every Python's fcntl
 _SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW, _SEAL_FUTURE_WRITE = 0x1, 0x2, 0x4, 0x10
@@ -48,7 +48,8 @@ class PoolMemory:
         self.layout = layout
         self._threads = threads
         self._block_copy = block_copy
-        self._copying = ThreadPoolExecutor(threads, "kv-copy")  # none is started before the first large pull
+        # None is started before the first large pull, of which the caller's thread takes a share itself.
+        self._copying = ThreadPoolExecutor(max(1, threads - 1), "kv-copy")
         self.on_pull: Written = _ignore
         self.fd = os.memfd_create("baton-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -108,7 +109,9 @@ class PoolMemory:
         if shares < 2:
             return copy(0, len(blocks))
         bounds = [len(blocks) * share // shares for share in range(shares + 1)]
-        return tuple(chain.from_iterable(self._copying.map(lambda ends: copy(*ends), pairwise(bounds))))
+        others = [self._copying.submit(copy, *ends) for ends in pairwise(bounds[1:])]
+        own = copy(*bounds[:2])
+        return tuple(chain(own, *(other.result() for other in others)))
 
 
 class MappedPool:

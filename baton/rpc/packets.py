@@ -147,13 +147,17 @@ class PacketReceiver(KvReceiverApi):
 
     async def offer(self, chunk: KvChunk) -> None:
         message = chunk_to_wire(chunk).SerializeToString()
-        if len(message) + _HEAD.size > MAX_PACKET:
-            await self._usual.offer(chunk)
-        else:
+        if _is_packet(message):
             await self._calls.call(Kind.OFFER, message)
+        else:
+            await self._usual.offer(chunk)
 
     async def confirm(self, confirmation: KvConfirmation) -> None:
-        await self._calls.call(Kind.CONFIRM, confirmation_to_wire(confirmation).SerializeToString())
+        message = confirmation_to_wire(confirmation).SerializeToString()
+        if _is_packet(message):
+            await self._calls.call(Kind.CONFIRM, message)
+        else:
+            await self._usual.confirm(confirmation)
 
 
 class PacketAnswers:
@@ -205,6 +209,10 @@ class PacketAnswers:
                 raise InvalidRequest.out_of_range("packet.kind", kind.name, "must be that of a call")
         except DecodeError as error:
             raise InvalidRequest(f"packet: {len(body)} bytes are no message of kind {kind.name}") from error
+
+
+def _is_packet(message: bytes) -> bool:
+    return len(message) + _HEAD.size <= MAX_PACKET
 
 
 def _parts(packet: bytes) -> tuple[Kind, int, bytes]:

@@ -92,12 +92,6 @@ class KvTransferConfig(ProcessConfig):
         ):
             self.require(getattr(self, key) > 0, key, "must be positive")
 
-    def first_bytes(self, transport: TransportName) -> int:
-        """Of the first offer of many blocks that are there already. GPUs win nothing by a small one."""
-        most = self.most_bytes(transport)
-        is_on_device = transport in (TransportName.CUDA_IPC, TransportName.NCCL)
-        return most if is_on_device else min(most, self.max_message_bytes)
-
     def most_bytes(self, transport: TransportName) -> int:
         """Of one offer by ``transport``."""
         match transport:

@@ -29,15 +29,19 @@ def cuda_ipc(engine: EngineApi, epoch: int, config: KvTransferConfig) -> Iterato
         return
     size, verified = engine.card.format.block_size, config.checksum_policy is not ChecksumPolicy.OFF
 
+    def critical(blocks: FilledBlocks) -> bytes:
+        return critical_blocks(blocks, size)
+
     async def digest(run: PrefillRun, blocks: FilledBlocks) -> tuple[bytes, ...]:
-        if not verified:
-            return ()
-        return await run.digest_blocks(blocks.first_block, blocks.filled_slots(size), critical_blocks(blocks, size))
+        return await run.digest_blocks(blocks.first_block, blocks.filled_slots(size), critical(blocks))
 
     def strong(chunk: KvChunk) -> bytes:
-        return are_strong(chunk.checksums) if verified else bytes(chunk.block_count)
+        if not verified:
+            return bytes(chunk.block_count)
+        return bytes(map(bool, chunk.late_checksums)) or are_strong(chunk.checksums)
 
     calls = DoorCalls(epoch, host, pool, config.acknowledge_seconds)
-    with open_door(engine) as door, closing(MappedOutgoing(name, epoch, calls, digest)) as outgoing:
+    checksums = digest if verified else None
+    with open_door(engine) as door, closing(MappedOutgoing(name, epoch, calls, critical, checksums)) as outgoing:
         incoming = MappedIncoming(name, door, size, verified=verified, strong=strong)
         yield MappedTransport(outgoing, incoming, door)

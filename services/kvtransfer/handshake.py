@@ -11,6 +11,8 @@ from services.kvtransfer.transport import TransportName, spoken
 PROTOCOL_VERSION = 1
 OLDEST_PROTOCOL_VERSION = 1  # N and N-1 work together, so that a fleet can be upgraded worker by worker
 RESLICE = "reslice"  # the speaker converts blocks of other sizes and shards
+LATE_CHECKSUMS = "late-checksums"  # the speaker takes checksums with the confirmation
+FEATURES = (RESLICE, LATE_CHECKSUMS)
 
 
 def identity(
@@ -18,7 +20,7 @@ def identity(
 ) -> KvHandshake:
     """What a worker that serves ``card`` says of itself."""
     return KvHandshake(
-        worker_id, epoch, card.model, card.weights_hash, card.format, PROTOCOL_VERSION, (RESLICE,), transports, host
+        worker_id, epoch, card.model, card.weights_hash, card.format, PROTOCOL_VERSION, FEATURES, transports, host
     )
 
 
@@ -36,6 +38,11 @@ def compare(mine: KvHandshake, theirs: KvHandshake) -> None:
             raise TransferRejected(f"{name}: {mine.worker_id} has {own!r}, {theirs.worker_id} has {other!r}")
     if mine.format != theirs.format:
         _require_conversion(mine, theirs)
+
+
+def takes_late_checksums(mine: KvHandshake, theirs: KvHandshake) -> bool:
+    """Of the blocks that the one offers the other. What is converted is verified before."""
+    return LATE_CHECKSUMS in theirs.features and theirs.format == mine.format
 
 
 def _require_conversion(mine: KvHandshake, theirs: KvHandshake) -> None:

@@ -7,8 +7,9 @@ differ in where the pool lies and who digests its blocks.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from typing import Any
 
 from baton.core.api import KvReceiverApi, PrefillRun, WritableBlocks
 from baton.core.errors import TransferRejected, TransportUnavailable
@@ -16,10 +17,21 @@ from baton.core.types import FilledBlocks, KvChunk, KvFormat, KvHandshake, KvSou
 from services.kvtransfer.callers import DoorCalls
 from services.kvtransfer.door import PoolDoor
 from services.kvtransfer.layout import pack
-from services.kvtransfer.transport import TransportName, not_converted, require_checksums, require_equal
+from services.kvtransfer.transport import (
+    Digests,
+    EarlyChunk,
+    TransportName,
+    not_converted,
+    require_checksums,
+    require_equal,
+    require_late_checksums,
+)
 
-Digest = Callable[[PrefillRun, FilledBlocks], Awaitable[tuple[bytes, ...]]]
-"""The checksums of blocks of a run, none where the policy wants none."""
+Digest = Callable[[PrefillRun, FilledBlocks], Coroutine[Any, Any, Digests]]
+"""The checksums of blocks of a run."""
+
+Critical = Callable[[FilledBlocks], bytes]
+"""A byte for each block, 1 where the receiver is to find both halves of the digest."""
 
 BlockDigest = Callable[[memoryview, int, KvFormat, int], bytes]
 """A block's checksum from its bytes, its ordinal, its format and its filled slots."""
@@ -31,11 +43,14 @@ Strong = Callable[[KvChunk], bytes]
 class MappedOutgoing:
     """Satisfies ``Outgoing``. Keeps a connection to each receiver, by which that one knows this worker to be alive."""
 
-    def __init__(self, name: TransportName, epoch: int, calls: DoorCalls, digest: Digest) -> None:
-        """``epoch``: of this worker's life."""
+    def __init__(
+        self, name: TransportName, epoch: int, calls: DoorCalls, critical: Critical, digest: Digest | None
+    ) -> None:
+        """``epoch``: of this worker's life; ``digest`` None: the policy wants no checksums."""
         self.name = name
         self._epoch = epoch
         self._calls = calls
+        self._critical = critical
         self._digest = digest
 
     def reaches(self, receiver: KvHandshake) -> bool:
@@ -51,14 +66,24 @@ class MappedOutgoing:
         return self._calls.receiver(hello, usual)
 
     async def chunk(self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks) -> KvChunk:
-        first, count = blocks.first_block, blocks.block_count
-        checksums = await self._digest(run, blocks)
-        source = KvSource(self._epoch, run.block_ids(first, count), self.name)
-        return KvChunk(ticket, first, count, b"", checksums, source)
+        checksums = () if self._digest is None else await self._digest(run, blocks)
+        return replace(self._bare(ticket, run, blocks), checksums=checksums)
+
+    def early_chunk(self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks) -> EarlyChunk | None:
+        digest = self._digest
+        if digest is None:
+            return None
+        chunk = replace(self._bare(ticket, run, blocks), late_checksums=self._critical(blocks))
+        return EarlyChunk(chunk, lambda: digest(run, blocks))
 
     def close(self) -> None:
         """End the connections: receivers unmap the pool."""
         self._calls.close()
+
+    def _bare(self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks) -> KvChunk:
+        first, count = blocks.first_block, blocks.block_count
+        source = KvSource(self._epoch, run.block_ids(first, count), self.name)
+        return KvChunk(ticket, first, count, b"", source=source)
 
 
 class MappedIncoming:
@@ -83,8 +108,9 @@ class MappedIncoming:
         self._strong = strong
         self._digest = digest
 
-    async def store(self, chunk: KvChunk, reservation: WritableBlocks, tokens: int) -> None:
-        origin = self._origin(chunk)
+    async def store(self, chunk: KvChunk, reservation: WritableBlocks, tokens: int) -> Digests | None:
+        is_late = bool(chunk.late_checksums)
+        origin = self._origin(chunk, require_late_checksums if is_late else require_checksums)
         source = self._door.source(origin.epoch)
         filled = tokens - (chunk.block_count - 1) * self._block_size
         found = await reservation.pull_blocks(
@@ -92,11 +118,15 @@ class MappedIncoming:
         )
         if self._door.source(origin.epoch) is not source:
             raise TransportUnavailable(f"{self.name}: the sender has called anew meanwhile")
-        if self._verified:
-            require_equal(found, chunk, when="as stored")
+        if not self._verified:
+            return None
+        if is_late:
+            return found
+        require_equal(found, chunk, when="as stored")
+        return None
 
     def read(self, chunk: KvChunk, layout: KvFormat, tokens: int) -> bytes:
-        origin = self._origin(chunk)
+        origin = self._origin(chunk, require_checksums)
         pool = self._door.source(origin.epoch).pool
         if self._digest is None or pool is None:
             raise not_converted(self.name)
@@ -116,13 +146,13 @@ class MappedIncoming:
             require_equal(digests, chunk, when="as read")
         return pack(copied, layout, slots[-1])
 
-    def _origin(self, chunk: KvChunk) -> KvSource:
-        """Where the chunk's blocks are, which has to be said, and with checksums."""
+    def _origin(self, chunk: KvChunk, require: Callable[[KvChunk], None]) -> KvSource:
+        """Where the chunk's blocks are, which has to be said, and with the checksums that it is required to have."""
         origin = chunk.source
         if origin is None or chunk.payload or len(origin.blocks) != chunk.block_count:
             raise TransferRejected(f"source: {chunk.block_count} blocks are offered, others are named")
         if self._verified:
-            require_checksums(chunk)
+            require(chunk)
         return origin
 
     def abandon(self, ticket: Ticket) -> None:

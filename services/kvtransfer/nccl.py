@@ -23,13 +23,18 @@ from baton.engine.digest import are_strong
 from baton.engine.links import RECEIVER, SENDER
 from services.kvtransfer.config import ChecksumPolicy, KvTransferConfig
 from services.kvtransfer.critical import critical_blocks
-from services.kvtransfer.transport import TransportName, not_converted, require_checksums, require_equal
+from services.kvtransfer.transport import (
+    Digests,
+    EarlyChunk,
+    TransportName,
+    not_converted,
+    require_checksums,
+    require_equal,
+)
 
 MAX_LINKS = 16  # of one worker each way: a link holds GPU memory
 MAX_LEFT = 1024
 IDLE_SECONDS = 300.0  # then a sender leaves a link; a receiver waits twice as long, so that it is never the first
-
-Digests = tuple[bytes, ...]
 
 
 @dataclass(slots=True)
@@ -101,6 +106,10 @@ class NcclOutgoing:
         checksums = await run.send_blocks(first, link.number, number, filled, strong)
         source = KvSource(self._epoch, (), self.name, link.number, number, link.invitation)
         return KvChunk(ticket, first, count, b"", checksums, source)
+
+    def early_chunk(self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks) -> EarlyChunk | None:
+        """Digests come with the packing, which the message waits for."""
+        return None
 
     def close(self) -> None:
         while self._links:

@@ -13,6 +13,7 @@ from baton.core.telemetry import Meter
 from baton.core.types import Attempt, KvChunk, KvConfirmation, KvFormat, KvHandshake, Ticket
 from services.kvtransfer.conversion import Conversion, converted, require_convertible
 from services.kvtransfer.handshake import compare
+from services.kvtransfer.late_checksums import LateChecksums
 from services.kvtransfer.series import ReceiverSeries
 from services.kvtransfer.tickets import TicketBook
 from services.kvtransfer.transport import Incoming, TransportName, not_converted, transport_of
@@ -28,6 +29,8 @@ class Delivery:
         self.reservation = reservation
         self.context_tokens = context_tokens
         self.bytes_received = 0
+        self.late_checksums = LateChecksums()
+        self._news = asyncio.Event()
         self._writes = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -42,6 +45,15 @@ class Delivery:
             self._writes -= 1
             if self._writes == 0:
                 self._idle.set()
+
+    def tell(self) -> None:
+        """Wake those who wait for news."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def news(self) -> None:
+        """Until blocks were acknowledged, or the ticket closed."""
+        await self._news.wait()
 
     async def quiet(self) -> None:
         """Until no write is under way."""
@@ -96,6 +108,7 @@ class KvReceiver:
             yield delivery
         finally:
             self._book.close(ticket)
+            delivery.tell()
             del self._deliveries[ticket]
             for transport in self._transports.values():
                 transport.abandon(ticket)
@@ -123,8 +136,13 @@ class KvReceiver:
         self._series.received(transport.name, size, self._clock.now() - began)
 
     async def confirm(self, confirmation: KvConfirmation) -> None:
+        ticket, blocks = confirmation.ticket, (confirmation.first_block, confirmation.block_count)
         with self._counting_failures(NO_TRANSPORT):
-            self._book.confirm(confirmation.ticket, confirmation.first_block, confirmation.block_count)
+            while confirmation.checksums and not self._book.has_acknowledged(ticket, *blocks):
+                await self._deliveries[ticket].news()
+            if ticket in self._deliveries:
+                self._deliveries[ticket].late_checksums.verify(confirmation)
+            self._book.confirm(ticket, *blocks)
 
     async def _store(self, transport: Incoming, chunk: KvChunk) -> int:
         """The number of tokens that came."""
@@ -137,8 +155,10 @@ class KvReceiver:
                 tokens = self._tokens(chunk, delivery.context_tokens)
                 with delivery.writing():
                     is_taken = True
-                    await transport.store(chunk, delivery.reservation, tokens)
+                    found = await transport.store(chunk, delivery.reservation, tokens)
+                delivery.late_checksums.stored(chunk, found)
             delivery.bytes_received += tokens * self._identity.format.token_bytes
+            delivery.tell()
             return tokens
         except TransferRejected:
             if not is_taken:
@@ -164,6 +184,7 @@ class KvReceiver:
                 await self._transports[TransportName.TCP].store(own, delivery.reservation, stored)
         size = tokens * self._identity.format.token_bytes
         delivery.bytes_received += size
+        delivery.tell()
         self._series.converted(transport.name, size)
         return tokens
 

@@ -5,24 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from baton.core.api import KvReceiverApi, PrefillRun
 from baton.core.clock import Clock
 from baton.core.errors import BatonError, InvalidRequest, PeerUnavailable, TransferRejected, TransportUnavailable
 from baton.core.streams import closing
 from baton.core.telemetry import SILENT_TRACER, Meter, Tracer
-from baton.core.types import FilledBlocks, KvConfirmation, KvHandshake, Ticket
+from baton.core.types import FilledBlocks, KvHandshake, Ticket
 from services.kvtransfer.circuit import Circuit
 from services.kvtransfer.config import KvTransferConfig
 from services.kvtransfer.conversion import Conversion
-from services.kvtransfer.handshake import compare
+from services.kvtransfer.handshake import compare, takes_late_checksums
 from services.kvtransfer.routes import Routes
 from services.kvtransfer.series import SenderSeries
-from services.kvtransfer.transport import Outgoing
+from services.kvtransfer.shipment import Shipment
+from services.kvtransfer.transport import EarlyChunk, Outgoing
 
 log = logging.getLogger(__name__)
 
@@ -87,74 +88,97 @@ class KvSender:
         return answer
 
     async def ship(self, ticket: Ticket, run: PrefillRun, skip_blocks: int) -> int:
-        """Offer every block of ``run`` but the first ``skip_blocks`` of the receiver's, then confirm them; returns the
+        """Offer every block of ``run`` but the first ``skip_blocks`` of the receiver's, and confirm them; returns the
         bytes shipped.
 
         One confirmation is enough for all: the caller keeps ``run`` open until this returns, so every block is still
-        pinned when it is confirmed. On any failure all offers under way are cancelled first.
+        pinned when it is confirmed. With checksums of all of them it need not wait for acknowledgements: they were made
+        of pinned blocks, so a copy that equals them is right, whatever becomes of the source. On any failure all that
+        is under way is cancelled first.
         """
         receiver = await self.connect(ticket)
         best = await self._routes.choose(receiver)
-        conversion = Conversion(self._identity.format, receiver.format)
+        shipment = Shipment(ticket, receiver, run, Conversion(self._identity.format, receiver.format), skip_blocks)
+        confirming: Awaitable[None] | None = None
+        async with AsyncExitStack() as stack:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    await self._offer_all(shipment, best, group)
+                    if await shipment.all_digested():
+                        confirming = await stack.enter_async_context(_beside(self._confirm(shipment, best)))
+            except ExceptionGroup as failures:
+                cause = _cause(failures)
+                if isinstance(cause, TransportUnavailable):  # there is no way to what it said it was: ask it anew
+                    self._known.pop((ticket.receiver_address, ticket.receiver_epoch), None)
+                raise cause from failures
+            if shipment.tokens:
+                await self._answered(ticket, NO_TRANSPORT, confirming or self._confirm(shipment, best))
+        return shipment.size
+
+    async def _offer_all(self, shipment: Shipment, best: Outgoing, group: asyncio.TaskGroup) -> None:
+        """Until the last offer has begun."""
         slots = asyncio.Semaphore(self._config.offers_in_flight)
-        shipped = reached = 0
 
         async def hand_over(blocks: FilledBlocks) -> None:
-            nonlocal shipped, reached
             try:
-                sent = await self._hand_over(ticket, receiver, run, blocks)
-                shipped += sent
-                reached = max(reached, blocks.tokens)
+                await self._hand_over(shipment, blocks)
             finally:
                 slots.release()
 
-        try:
-            async with (
-                asyncio.TaskGroup() as group,
-                aclosing(self._messages(run, conversion, skip_blocks, best)) as messages,
-            ):
-                async for blocks in messages:
-                    await slots.acquire()
-                    group.create_task(hand_over(blocks))
-        except ExceptionGroup as failures:
-            cause = _cause(failures)
-            if isinstance(cause, TransportUnavailable):  # there is no way to what it said it was: ask it anew
-                self._known.pop((ticket.receiver_address, ticket.receiver_epoch), None)
-            raise cause from failures
-        if reached:
-            confirmation = KvConfirmation(ticket, skip_blocks, conversion.target_blocks(reached) - skip_blocks)
-            way = best.receiver(receiver, self._receivers(ticket))
-            await self._answered(ticket, NO_TRANSPORT, way.confirm(confirmation))
-        return shipped
+        async with aclosing(self._messages(shipment, best)) as messages:
+            async for blocks in messages:
+                await slots.acquire()
+                shipment.begin(blocks)
+                group.create_task(hand_over(blocks))
 
-    async def _hand_over(self, ticket: Ticket, receiver: KvHandshake, run: PrefillRun, blocks: FilledBlocks) -> int:
-        """Offer blocks, by the next transport if one turns out not to work, which may take smaller offers.
+    async def _confirm(self, shipment: Shipment, best: Outgoing) -> None:
+        await best.receiver(shipment.receiver, self._receivers(shipment.ticket)).confirm(shipment.confirmation)
 
-        Returns their bytes.
-        """
+    async def _hand_over(self, shipment: Shipment, blocks: FilledBlocks) -> None:
+        """Offer blocks, by the next transport if one turns out not to work, which may take smaller offers."""
         layout = self._identity.format
-        conversion = Conversion(layout, receiver.format)
         size = (blocks.tokens - blocks.first_block * layout.block_size) * layout.token_bytes
         while True:
-            transport = await self._routes.choose(receiver)
-            most = self._most_blocks(transport, conversion)
+            transport = await self._routes.choose(shipment.receiver)
+            most = self._most_blocks(transport, shipment.conversion)
             if blocks.block_count > most:
-                pieces = _pieces(blocks, most, layout.block_size)
-                return sum([await self._hand_over(ticket, receiver, run, piece) for piece in pieces])
+                for piece in _pieces(blocks, most, layout.block_size):
+                    await self._hand_over(shipment, piece)
+                return
             began = self._clock.now()
             try:
-                with self._watched(ticket, transport, blocks, size):
-                    chunk = await transport.chunk(ticket, run, blocks)
-                    if conversion.is_needed:
-                        chunk = replace(chunk, format=layout)
-                    # Only now: a channel on which nothing runs may be closed meanwhile.
-                    offer = transport.receiver(receiver, self._receivers(ticket)).offer(chunk)
-                    await self._answered(ticket, transport.name, offer)
+                with self._watched(shipment.ticket, transport, blocks, size):
+                    await self._offer(shipment, transport, blocks)
             except TransportUnavailable as error:
-                self._routes.fail(receiver, transport, error)
+                self._routes.fail(shipment.receiver, transport, error)
             else:
                 self._series.sent(transport.name, size, self._clock.now() - began)
-                return size
+                shipment.size += size
+                return
+
+    async def _offer(self, shipment: Shipment, transport: Outgoing, blocks: FilledBlocks) -> None:
+        """Have the receiver take blocks; those of their checksums that it is told later become the shipment's."""
+        ticket, receiver, run = shipment.ticket, shipment.receiver, shipment.run
+        early = None
+        if takes_late_checksums(self._identity, receiver):
+            early = transport.early_chunk(ticket, run, blocks)
+        if early is None:
+            shipment.digested(blocks)
+            chunk = await transport.chunk(ticket, run, blocks)
+        else:
+            chunk = early.chunk
+        if shipment.conversion.is_needed:
+            chunk = replace(chunk, format=self._identity.format)
+        # Only now: a channel on which nothing runs may be closed meanwhile.
+        offer = self._answered(
+            ticket, transport.name, transport.receiver(receiver, self._receivers(ticket)).offer(chunk)
+        )
+        if early is None:
+            await offer
+            return
+        async with _beside(_digest(shipment, blocks, early)) as digesting:  # once the offer is on its way
+            await offer
+            await digesting
 
     @contextmanager
     def _watched(self, ticket: Ticket, transport: Outgoing, blocks: FilledBlocks, size: int) -> Iterator[None]:
@@ -170,26 +194,21 @@ class KvSender:
         with self._series.in_flight(transport.name, blocks.block_count), span:
             yield
 
-    async def _messages(
-        self, run: PrefillRun, conversion: Conversion, skip_blocks: int, transport: Outgoing
-    ) -> AsyncGenerator[FilledBlocks, None]:
+    async def _messages(self, shipment: Shipment, transport: Outgoing) -> AsyncGenerator[FilledBlocks, None]:
         """The blocks of each offer: finished ones, without the skipped ones, as many as ``transport`` takes at most.
 
-        To a receiver of another block size those that fill whole blocks there. Of many blocks that are there already
-        the first offer is smaller: where fronts digest, the receiver begins early to copy while the next ones are
-        digested. Each further offer would cost more than it brings.
+        To a receiver of another block size those that fill whole blocks there.
         """
+        conversion = shipment.conversion
         most = self._most_blocks(transport, conversion)
-        at_first = conversion.at_most(self._blocks_of(self._config.first_bytes(transport.name)))
-        skipped = conversion.first_block(skip_blocks)
-        async with closing(run.filled()) as filled, aclosing(conversion.grouped(filled)) as groups:
+        skipped = conversion.first_block(shipment.skip_blocks)
+        async with closing(shipment.run.filled()) as filled, aclosing(conversion.grouped(filled)) as groups:
             async for blocks in groups:
                 first, stop = max(blocks.first_block, skipped), blocks.first_block + blocks.block_count
-                count = min(at_first if stop - first > 2 * at_first else most, most)
-                while first < stop:
-                    yield blocks.part(first, min(count, stop - first), self._identity.format.block_size)
-                    first += count
-                    count = most
+                if first < stop:
+                    size = self._identity.format.block_size
+                    for piece in _pieces(blocks.part(first, stop - first, size), most, size):
+                        yield piece
 
     def _most_blocks(self, transport: Outgoing, conversion: Conversion) -> int:
         """Of one offer. What is converted passes the receiver's front, which serves others meanwhile."""
@@ -228,11 +247,26 @@ class KvSender:
         return error
 
 
+async def _digest(shipment: Shipment, blocks: FilledBlocks, early: EarlyChunk) -> None:
+    shipment.digested(blocks, await early.checksums())
+
+
 def _pieces(blocks: FilledBlocks, most: int, block_size: int) -> Iterator[FilledBlocks]:
     """The same blocks, ``most`` at a time."""
     stop = blocks.first_block + blocks.block_count
     for first in range(blocks.first_block, stop, most):
         yield blocks.part(first, min(most, stop - first), block_size)
+
+
+@asynccontextmanager
+async def _beside(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
+    """Work that goes on beside the block, and no longer."""
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def _cause(failures: ExceptionGroup[Exception]) -> Exception:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-from baton.core.api import EngineApi, PrefillRun
+from baton.core.api import EngineApi
 from baton.core.errors import ConfigError
 from baton.core.types import FilledBlocks
 from baton.engine.sharedpool import packed_digest
@@ -18,6 +18,10 @@ from services.kvtransfer.door import host_name, open_door
 from services.kvtransfer.mapped import MappedIncoming, MappedOutgoing, MappedTransport
 from services.kvtransfer.pool_blocks import PoolBlocks
 from services.kvtransfer.transport import TransportName
+
+
+def _all(blocks: FilledBlocks) -> bytes:
+    return b"\1" * blocks.block_count
 
 
 @contextmanager
@@ -39,11 +43,9 @@ def shared_memory(
         return
     layout, verified = engine.card.format, config.checksum_policy is not ChecksumPolicy.OFF
 
-    async def digest(run: PrefillRun, blocks: FilledBlocks) -> tuple[bytes, ...]:
-        return await blocks_here.checksums(run, blocks) if verified else ()
-
     calls = DoorCalls(epoch, host, pool, config.acknowledge_seconds)
-    with open_door(engine) as door, closing(MappedOutgoing(name, epoch, calls, digest)) as outgoing:
+    digest = blocks_here.checksums_in_turns if verified else None
+    with open_door(engine) as door, closing(MappedOutgoing(name, epoch, calls, _all, digest)) as outgoing:
         incoming = MappedIncoming(
             name, door, layout.block_size, verified=verified, strong=lambda _: b"", digest=packed_digest
         )

@@ -12,7 +12,7 @@ from services.kvtransfer.config import ChecksumPolicy
 from services.kvtransfer.layout import filled_slots, pack, unpack
 from services.kvtransfer.pool_blocks import PoolBlocks
 from services.kvtransfer.staging import Staging
-from services.kvtransfer.transport import TransportName, require_checksums, require_equal
+from services.kvtransfer.transport import EarlyChunk, TransportName, require_checksums, require_equal
 
 
 class TcpOutgoing:
@@ -47,6 +47,10 @@ class TcpOutgoing:
         payload = pack(read, layout, blocks.filled_slots(layout.block_size))
         digests = block_checksums(payload, first, count, layout.block_bytes) if self._is_verified else ()
         return KvChunk(ticket, first, count, payload, digests)
+
+    def early_chunk(self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks) -> EarlyChunk | None:
+        """The bytes have to be fetched for the offer anyway."""
+        return None
 
 
 class TcpIncoming:

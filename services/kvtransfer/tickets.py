@@ -70,6 +70,7 @@ class TicketBook:
         blocks = _range(entry, first_block, block_count)
         _refuse(entry.confirmed.intersection(blocks), "already confirmed", ticket)
         _refuse(entry.writing.intersection(blocks), "being written by another offer", ticket)
+        entry.acknowledged.difference_update(blocks)  # what is written once more is not what was acknowledged
         entry.writing.update(blocks)
         try:
             yield
@@ -78,6 +79,11 @@ class TicketBook:
         if self._open.get((ticket.request_id, ticket.attempt)) is not entry:
             raise TransferRejected(f"request {ticket.request_id}: the ticket was closed during the write")
         entry.acknowledged.update(blocks)
+
+    def has_acknowledged(self, ticket: Ticket, first_block: int, block_count: int) -> bool:
+        """All of these blocks; TransferRejected for others than the ticket's, and when it is not open."""
+        entry = self._entry(ticket)
+        return entry.acknowledged.issuperset(_range(entry, first_block, block_count))
 
     def confirm(self, ticket: Ticket, first_block: int, block_count: int) -> None:
         """The blocks are valid from now on."""

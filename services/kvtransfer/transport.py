@@ -6,9 +6,10 @@ gets an offered chunk's bytes into the reservation's blocks and verifies what is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from baton.core.api import KvReceiverApi, PrefillRun, WritableBlocks
 from baton.core.errors import TransferRejected, TransportUnavailable
@@ -28,6 +29,17 @@ class TransportName(StrEnum):
     def converts(self) -> bool:
         """Whether the receiver's front sees the bytes, and can make blocks of its own layout of them."""
         return self in (TransportName.SHM, TransportName.TCP)
+
+
+Digests = tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyChunk:
+    """A chunk whose ``checksums`` are to be computed while the receiver copies."""
+
+    chunk: KvChunk
+    checksums: Callable[[], Coroutine[Any, Any, Digests]]
 
 
 class Outgoing(Protocol):
@@ -54,13 +66,18 @@ class Outgoing(Protocol):
         """What to offer for these blocks of ``run``, of which the last one may be partly filled."""
         ...
 
+    def early_chunk(self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks) -> EarlyChunk | None:
+        """The same for a receiver that takes checksums later; None where nothing is won by it."""
+        ...
+
 
 class Incoming(Protocol):
     @property
     def name(self) -> TransportName: ...
 
-    async def store(self, chunk: KvChunk, reservation: WritableBlocks, tokens: int) -> None:
-        """Fill the reservation's blocks with ``tokens`` tokens of KV, as the chunk says.
+    async def store(self, chunk: KvChunk, reservation: WritableBlocks, tokens: int) -> Digests | None:
+        """Fill the reservation's blocks with ``tokens`` tokens of KV, as the chunk says. Returns digests of what is
+        stored if they are still to be compared with checksums that come later.
 
         TransferRejected when the chunk does not fit that, CorruptTransfer when the bytes do not fit its checksums,
         TransportUnavailable when it should be offered another way.
@@ -107,6 +124,14 @@ def require_checksums(chunk: KvChunk) -> None:
     if len(chunk.checksums) != chunk.block_count:
         raise TransferRejected(
             f"checksums: one for each of {chunk.block_count} blocks is required, got {len(chunk.checksums)}"
+        )
+
+
+def require_late_checksums(chunk: KvChunk) -> None:
+    if chunk.checksums or len(chunk.late_checksums) != chunk.block_count:
+        raise TransferRejected(
+            f"late_checksums: a byte for each of {chunk.block_count} blocks is required and no checksums, got "
+            f"{len(chunk.late_checksums)} and {len(chunk.checksums)}"
         )
 
 

@@ -85,29 +85,31 @@ def test_many_hand_overs_at_once_do_not_mix(
 def test_one_flipped_bit_in_a_copy_is_caught(
     network: NetworkFactory, monkeypatch: pytest.MonkeyPatch, transport: str
 ) -> None:
-    """The sender's pool changes after it was digested: of what was read then, nothing becomes valid."""
+    """The sender's pool changes after it was digested and before it is copied: nothing of the copy becomes valid."""
     monkeypatch.setattr(Stack, "transports", (transport,))
     wanted = tokens(200, seed=5)
 
     async def scenario(stack: Stack) -> None:
         source = copies_of(stack, "prefill-0").memory
         size = source.layout.block_bytes
-        flipped = 0
+        flipped, blocks = 0, -(-200 // ENGINE.block_size)
 
-        def flip(chunk: KvChunk) -> KvChunk:
+        async def flip(chunk: KvChunk) -> KvChunk:
             nonlocal flipped
-            if flipped == 0:
+            if chunk.first_block + chunk.block_count == blocks:
                 flipped += 1
                 assert chunk.source is not None
                 if chunk.source.blocks:
-                    source.view[chunk.source.blocks[0] * size + 77] ^= 0x10
+                    await stack.until(lambda: bool(offers.confirmations), "the sender has digested all of its blocks")
+                    source.view[chunk.source.blocks[0] * size] ^= 0x10
                 else:
                     changed = bytearray(chunk.checksums[0])
                     changed[3] ^= 1
                     return replace(chunk, checksums=(bytes(changed), *chunk.checksums[1:]))
             return chunk
 
-        stack.workers["decode-0"].offers.on_offer = flip
+        offers = stack.workers["decode-0"].offers
+        offers.on_offer = flip
         answer = await stack.generate(wanted)
         assert flipped == 1
         assert answer.content == (await stack.alone(wanted)).content

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from baton.client.answer import collect
-from baton.core.errors import BatonError, CorruptTransfer
+from baton.core.errors import CorruptTransfer
 from baton.core.streams import closing
 from baton.core.types import DecodeRequest, GenerateRequest, KvChunk, PrefillMode, StopRules, TokenRequest
 from baton.engine.config import EngineConfig
@@ -238,23 +238,12 @@ def test_swapped_blocks_are_refused_by_checksum_and_the_next_attempt_is_exact(na
 
     async def run() -> None:
         async with real_stack(replace(small(name), max_step_tokens=512), prefill=2) as stack:
-            decode, refused = stack.workers["decode-0"], list[BatonError]()
-
-            async def swapped_at_first(chunk: KvChunk) -> KvChunk:
-                if chunk.ticket.attempt.retry > 1:
-                    return chunk
-                try:
-                    await decode.parts.receiver.offer(swapped(chunk))
-                except BatonError as error:
-                    refused.append(error)
-                    raise
-                raise AssertionError("swapped blocks were taken")
-
-            decode.offers.on_offer = swapped_at_first
+            decode = stack.workers["decode-0"]
+            decode.offers.on_offer = lambda chunk: chunk if chunk.ticket.attempt.retry > 1 else swapped(chunk)
             found = await stack.generate(wanted)
             assert content(found) == content(alone(name, wanted))
             assert found.placement and found.placement.prefill_mode is PrefillMode.REMOTE
-            assert [type(error) for error in refused] == [CorruptTransfer]
+            assert [type(error) for error in decode.offers.refused] == [CorruptTransfer]
             assert {chunk.ticket.attempt.retry for chunk in decode.offers.offers} == {1, 2}
             assert decode.stats.prompt_tokens_computed == 0
             await stack.assert_idle()

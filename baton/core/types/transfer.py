@@ -58,7 +58,8 @@ class LocalDoor:
 class KvHandshake:
     """Says who speaks and what it can do; compared field by field, a difference is refused by name.
 
-    ``features``: "reslice" converts blocks of other sizes and shards. ``transports`` empty: "tcp" alone, as a worker
+    ``features``: "reslice" converts blocks of other sizes and shards, "late-checksums" takes checksums with the
+    confirmation. ``transports`` empty: "tcp" alone, as a worker
     says that knows no other. ``host`` names the running system of the speaker's host. ``door`` is only in a receiver's
     answer.
     """
@@ -121,9 +122,11 @@ class KvChunk:
 
     In place of a ``payload`` a ``source`` says from where the receiver, who has mapped that pool, is to copy them.
     ``first_block`` is the ordinal in the sequence (block 0 holds positions 0..block_size-1), ``checksums`` one 128-bit
-    digest a block (empty when policy turns them off). A sender may leave a payload in ``pieces``, which the wire puts
-    together: they are views of blocks that have to stay as they are until the chunk has been answered. ``format`` is
-    that of the sender's blocks, which are counted here, where it is not the receiver's.
+    digest a block (empty when policy turns them off). Where they come with the confirmation, ``late_checksums`` stands
+    in for them, with a byte for each block, 1 where both halves of its digest are wanted. A sender may leave a payload
+    in ``pieces``, which the wire puts together: they are views of blocks that have to stay as they are until the chunk
+    has been answered. ``format`` is that of the sender's blocks, which are counted here, where it is not the
+    receiver's.
     """
 
     ticket: Ticket
@@ -134,6 +137,7 @@ class KvChunk:
     source: KvSource | None = None
     format: KvFormat | None = None
     pieces: tuple[bytes | memoryview, ...] = ()
+    late_checksums: bytes = b""
 
     @property
     def body(self) -> bytes | memoryview:
@@ -145,12 +149,15 @@ class KvChunk:
 class KvConfirmation:
     """The sender's answer to an acknowledgement: the offered blocks were still pinned when it came.
 
-    Names blocks as the receiver counts them, whatever the size of the sender's.
+    Names blocks as the receiver counts them, whatever the size of the sender's. ``checksums``: one for each block that
+    was offered without, an empty one for the others; none at all when all blocks had theirs. They were made while the
+    blocks were pinned, which says as much: so with them it may come before the acknowledgement, and waits for it.
     """
 
     ticket: Ticket
     first_block: int
     block_count: int
+    checksums: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +167,10 @@ class FilledBlocks:
     first_block: int
     block_count: int
     tokens: int
+
+    @property
+    def ordinals(self) -> range:
+        return range(self.first_block, self.first_block + self.block_count)
 
     def filled_slots(self, block_size: int) -> int:
         """Token slots in use of the last block."""

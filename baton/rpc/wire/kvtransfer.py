@@ -27,6 +27,7 @@ def chunk_to_wire(chunk: KvChunk) -> Offer:
         checksums=chunk.checksums,
         source=None if chunk.source is None else _source_to_wire(chunk.source),
         format=None if chunk.format is None else kv_format_to_wire(chunk.format),
+        late_checksums=chunk.late_checksums,
     )
     return Offer(rest, chunk.pieces or (chunk.payload,))
 
@@ -42,6 +43,7 @@ def chunk_from_wire(offer: Offer) -> KvChunk:
         checksums=tuple(message.checksums),
         source=_source_from_wire(message.source) if message.HasField("source") else None,
         format=kv_format_from_wire(message.format) if message.HasField("format") else None,
+        late_checksums=message.late_checksums,
     )
 
 
@@ -73,6 +75,7 @@ def confirmation_to_wire(confirmation: KvConfirmation) -> pb.ConfirmRequest:
         ticket=ticket_to_wire(confirmation.ticket),
         first_block=confirmation.first_block,
         block_count=confirmation.block_count,
+        checksums=confirmation.checksums,
     )
 
 
@@ -82,6 +85,7 @@ def confirmation_from_wire(message: pb.ConfirmRequest) -> KvConfirmation:
         ticket=ticket_from_wire(message.ticket),
         first_block=message.first_block,
         block_count=message.block_count,
+        checksums=tuple(message.checksums),
     )
 
 

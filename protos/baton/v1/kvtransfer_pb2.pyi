@@ -20,7 +20,7 @@ class HandshakeResponse(_message.Message):
     def __init__(self, hello: _Optional[_Union[_types_pb2.KvHandshake, _Mapping]] = ...) -> None: ...
 
 class OfferRequest(_message.Message):
-    __slots__ = ("ticket", "first_block", "block_count", "payload", "checksums", "source", "format")
+    __slots__ = ("ticket", "first_block", "block_count", "payload", "checksums", "source", "format", "late_checksums")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
     BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,7 @@ class OfferRequest(_message.Message):
     CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     FORMAT_FIELD_NUMBER: _ClassVar[int]
+    LATE_CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     ticket: _types_pb2.Ticket
     first_block: int
     block_count: int
@@ -35,7 +36,8 @@ class OfferRequest(_message.Message):
     checksums: _containers.RepeatedScalarFieldContainer[bytes]
     source: KvSource
     format: _types_pb2.KvFormat
-    def __init__(self, ticket: _Optional[_Union[_types_pb2.Ticket, _Mapping]] = ..., first_block: _Optional[int] = ..., block_count: _Optional[int] = ..., payload: _Optional[bytes] = ..., checksums: _Optional[_Iterable[bytes]] = ..., source: _Optional[_Union[KvSource, _Mapping]] = ..., format: _Optional[_Union[_types_pb2.KvFormat, _Mapping]] = ...) -> None: ...
+    late_checksums: bytes
+    def __init__(self, ticket: _Optional[_Union[_types_pb2.Ticket, _Mapping]] = ..., first_block: _Optional[int] = ..., block_count: _Optional[int] = ..., payload: _Optional[bytes] = ..., checksums: _Optional[_Iterable[bytes]] = ..., source: _Optional[_Union[KvSource, _Mapping]] = ..., format: _Optional[_Union[_types_pb2.KvFormat, _Mapping]] = ..., late_checksums: _Optional[bytes] = ...) -> None: ...
 
 class KvSource(_message.Message):
     __slots__ = ("epoch", "blocks", "transport", "link", "number", "invitation")
@@ -58,14 +60,16 @@ class OfferResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ConfirmRequest(_message.Message):
-    __slots__ = ("ticket", "first_block", "block_count")
+    __slots__ = ("ticket", "first_block", "block_count", "checksums")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
     BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     ticket: _types_pb2.Ticket
     first_block: int
     block_count: int
-    def __init__(self, ticket: _Optional[_Union[_types_pb2.Ticket, _Mapping]] = ..., first_block: _Optional[int] = ..., block_count: _Optional[int] = ...) -> None: ...
+    checksums: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, ticket: _Optional[_Union[_types_pb2.Ticket, _Mapping]] = ..., first_block: _Optional[int] = ..., block_count: _Optional[int] = ..., checksums: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ConfirmResponse(_message.Message):
     __slots__ = ()

@@ -225,3 +225,14 @@ def test_what_no_sender_says_harms_nobody(packet: bytes) -> None:
         assert pair.receiver.seen == [CHUNK]
 
     run(scenario)
+
+
+def test_a_confirmation_that_is_too_large_for_a_packet_takes_the_usual_way() -> None:
+    async def scenario(pair: Pair) -> None:
+        many = MAX_PACKET // 16
+        large = KvConfirmation(TICKET, 0, many, (b"c" * 16,) * many)
+        await pair.short.confirm(large)
+        assert pair.usual.seen == [large]
+        assert pair.receiver.seen == []
+
+    run(scenario)

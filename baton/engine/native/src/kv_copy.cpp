@@ -8,7 +8,7 @@
 #include <cstring>
 
 #if defined(__SSE2__)
-#include <emmintrin.h>
+#include <immintrin.h>
 #endif
 
 namespace baton {
@@ -47,49 +47,77 @@ enum class Store { kNone, kCached, kStreamed };
 
 #if defined(__SSE2__)
 
+// The widest words that the compiler may use, and what is done with them.
+#if defined(__AVX2__)
+using Wide = __m256i;
+Wide load(const void* at) { return _mm256_loadu_si256(static_cast<const Wide*>(at)); }
+void store(void* at, Wide x) { _mm256_storeu_si256(static_cast<Wide*>(at), x); }
+void stream(void* at, Wide x) { _mm256_stream_si256(static_cast<Wide*>(at), x); }
+Wide exclusive_or(Wide a, Wide b) { return _mm256_xor_si256(a, b); }
+Wide sum(Wide a, Wide b) { return _mm256_add_epi64(a, b); }
+Wide product_of_halves(Wide a, Wide b) { return _mm256_mul_epu32(a, b); }  // of the lower 32 bits of each 64
+Wide swapped(Wide x) { return _mm256_shuffle_epi32(x, _MM_SHUFFLE(1, 0, 3, 2)); }
+Wide repeated(uint32_t x) { return _mm256_set1_epi32(static_cast<int>(x)); }
+template <int kBits> Wide right(Wide x) { return _mm256_srli_epi64(x, kBits); }
+template <int kBits> Wide left(Wide x) { return _mm256_slli_epi64(x, kBits); }
+#else
+using Wide = __m128i;
+Wide load(const void* at) { return _mm_loadu_si128(static_cast<const Wide*>(at)); }
+void store(void* at, Wide x) { _mm_storeu_si128(static_cast<Wide*>(at), x); }
+void stream(void* at, Wide x) { _mm_stream_si128(static_cast<Wide*>(at), x); }
+Wide exclusive_or(Wide a, Wide b) { return _mm_xor_si128(a, b); }
+Wide sum(Wide a, Wide b) { return _mm_add_epi64(a, b); }
+Wide product_of_halves(Wide a, Wide b) { return _mm_mul_epu32(a, b); }
+Wide swapped(Wide x) { return _mm_shuffle_epi32(x, _MM_SHUFFLE(1, 0, 3, 2)); }
+Wide repeated(uint32_t x) { return _mm_set1_epi32(static_cast<int>(x)); }
+template <int kBits> Wide right(Wide x) { return _mm_srli_epi64(x, kBits); }
+template <int kBits> Wide left(Wide x) { return _mm_slli_epi64(x, kBits); }
+#endif
+
+constexpr size_t kWide = sizeof(Wide);
+
 // The eight accumulators, and one stripe or one scramble of them.
 class Lanes {
  public:
   explicit Lanes(const uint64_t (&start)[8]) {
-    for (int i = 0; i < 4; ++i) lanes_[i] = load(start + 2 * i);
+    for (size_t i = 0; i < kWides; ++i) lanes_[i] = load(reinterpret_cast<const uint8_t*>(start) + kWide * i);
   }
 
   template <Store kStore>
   void take(const uint8_t* source, uint8_t* target, const uint8_t* keys) {
-    for (int i = 0; i < 4; ++i) {
+    for (size_t i = 0; i < kWides; ++i) {
       // Read once: what is stored and what is digested are the same bytes, whoever writes to the source meanwhile.
-      const __m128i data = load(source + 16 * i);
-      if constexpr (kStore == Store::kCached) _mm_storeu_si128(reinterpret_cast<__m128i*>(target + 16 * i), data);
-      if constexpr (kStore == Store::kStreamed) _mm_stream_si128(reinterpret_cast<__m128i*>(target + 16 * i), data);
-      const __m128i keyed = _mm_xor_si128(data, load(keys + 16 * i));
-      const __m128i product = _mm_mul_epu32(keyed, _mm_srli_epi64(keyed, 32));
-      const __m128i swapped = _mm_shuffle_epi32(data, _MM_SHUFFLE(1, 0, 3, 2));
-      lanes_[i] = _mm_add_epi64(lanes_[i], _mm_add_epi64(product, swapped));
+      const Wide data = load(source + kWide * i);
+      if constexpr (kStore == Store::kCached) store(target + kWide * i, data);
+      if constexpr (kStore == Store::kStreamed) stream(target + kWide * i, data);
+      const Wide keyed = exclusive_or(data, load(keys + kWide * i));
+      lanes_[i] = sum(lanes_[i], sum(product_of_halves(keyed, right<32>(keyed)), swapped(data)));
     }
   }
 
   void scramble(const uint8_t* keys) {
-    const __m128i prime = _mm_set1_epi32(static_cast<int>(kPrime32[0]));
-    for (int i = 0; i < 4; ++i) {
-      const __m128i mixed = _mm_xor_si128(_mm_xor_si128(lanes_[i], _mm_srli_epi64(lanes_[i], 47)), load(keys + 16 * i));
-      const __m128i high = _mm_mul_epu32(_mm_srli_epi64(mixed, 32), prime);
-      lanes_[i] = _mm_add_epi64(_mm_mul_epu32(mixed, prime), _mm_slli_epi64(high, 32));
+    const Wide prime = repeated(kPrime32[0]);
+    for (size_t i = 0; i < kWides; ++i) {
+      const Wide mixed = exclusive_or(exclusive_or(lanes_[i], right<47>(lanes_[i])), load(keys + kWide * i));
+      const Wide high = product_of_halves(right<32>(mixed), prime);
+      lanes_[i] = sum(product_of_halves(mixed, prime), left<32>(high));
     }
   }
 
-  void store(uint64_t (&words)[8]) const {
-    for (int i = 0; i < 4; ++i) _mm_storeu_si128(reinterpret_cast<__m128i*>(words + 2 * i), lanes_[i]);
+  void words(uint64_t (&words)[8]) const {
+    for (size_t i = 0; i < kWides; ++i) store(reinterpret_cast<uint8_t*>(words) + kWide * i, lanes_[i]);
   }
 
   static void finish_stores() { _mm_sfence(); }
 
  private:
-  static __m128i load(const void* at) { return _mm_loadu_si128(static_cast<const __m128i*>(at)); }
-
-  __m128i lanes_[4];
+  static constexpr size_t kWides = kStripe / kWide;
+  Wide lanes_[kWides];
 };
 
 #else
+
+constexpr size_t kWide = 1;
 
 class Lanes {
  public:
@@ -113,7 +141,7 @@ class Lanes {
     }
   }
 
-  void store(uint64_t (&words)[8]) const { std::memcpy(words, lanes_, sizeof lanes_); }
+  void words(uint64_t (&words)[8]) const { std::memcpy(words, lanes_, sizeof lanes_); }
 
   static void finish_stores() {}
 
@@ -171,7 +199,7 @@ void move_block(const uint8_t* source, uint8_t* target, size_t size, uint64_t se
   take_stripes<kStore>(lanes, source, target, rounds, rest, secret);
   lanes.take<kStore>(source + size - kStripe, target + size - kStripe, secret + kLastStripe);
   uint64_t words[8];
-  lanes.store(words);
+  lanes.words(words);
   put_big_endian(digest, merged(words, secret + kHighKeys, ~(size * kPrime64[1])));
   put_big_endian(digest + 8, merged(words, secret + kLowKeys, size * kPrime64[0]));
 }
@@ -201,7 +229,7 @@ int baton_kv_move(const uint8_t* source, const uint64_t* from, uint8_t* target, 
   if (size < baton::kLeast || size % baton::kStripe) return 1;
   if (target == nullptr) {
     baton::move_blocks<Store::kNone>(source, from, target, to, count, size, seed, digests);
-  } else if (reinterpret_cast<uintptr_t>(target) % 16) {
+  } else if (reinterpret_cast<uintptr_t>(target) % baton::kWide) {
     baton::move_blocks<Store::kCached>(source, from, target, to, count, size, seed, digests);
   } else {
     baton::move_blocks<Store::kStreamed>(source, from, target, to, count, size, seed, digests);

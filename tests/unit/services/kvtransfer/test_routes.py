@@ -12,7 +12,7 @@ from baton.core.errors import TransferRejected, TransportUnavailable
 from baton.core.telemetry import Counter, SilentMeter
 from baton.core.types import FilledBlocks, KvChunk, KvFormat, KvHandshake, Ticket
 from services.kvtransfer.routes import Routes
-from services.kvtransfer.transport import TransportName
+from services.kvtransfer.transport import EarlyChunk, TransportName
 
 RECEIVER = KvHandshake("d", 2, "m", "h", KvFormat("fake", 4, 1, 1, 8), transports=("shm", "tcp"))
 REST = 30.0
@@ -43,6 +43,9 @@ class Way:
         return usual
 
     async def chunk(self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks) -> KvChunk:
+        raise NotImplementedError
+
+    def early_chunk(self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks) -> EarlyChunk | None:
         raise NotImplementedError
 
 

@@ -212,7 +212,7 @@ def test_lost_receiver_is_left_alone_for_a_while_and_greeted_anew() -> None:
     asyncio.run(run())
 
 
-def test_the_first_offer_of_many_mapped_blocks_is_small_and_each_is_a_span_of_its_own() -> None:
+def test_an_offer_of_mapped_blocks_is_as_large_as_it_may_be_and_a_span_of_its_own() -> None:
     class Mapped(TcpOutgoing):
         name = TransportName.SHM
 
@@ -234,9 +234,9 @@ def test_the_first_offer_of_many_mapped_blocks_is_small_and_each_is_a_span_of_it
             SENDER, lambda _: pair.wire, [way], config=config, meter=SilentMeter(), clock=pair.clock, tracer=spans
         )
         await pair.ship(filling((0, 20)), held, range(20))
-        assert [call[1:] for call in pair.wire.calls if call[0] == "offer"] == [(0, 2), (2, 8), (10, 8), (18, 2)]
+        assert [call[1:] for call in pair.wire.calls if call[0] == "offer"] == [(0, 8), (8, 8), (16, 4)]
         assert held.stored == {ordinal: block(ordinal) for ordinal in range(20)}
-        assert [span["blocks"] for span in spans.attributes] == [2, 8, 8, 2]
+        assert [span["blocks"] for span in spans.attributes] == [8, 8, 4]
         assert all(span["transport"] == "shm" and span["request_id"] == "r" for span in spans.attributes)
 
     asyncio.run(run())

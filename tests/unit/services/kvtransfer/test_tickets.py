@@ -154,3 +154,14 @@ def test_ticket_of_another_address_is_refused_by_name(book: TicketBook) -> None:
     for ask in (lambda: write(book, ticket, 0, 1), lambda: book.confirm(ticket, 0, 1), lambda: book.blocks(ticket)):
         with pytest.raises(TransferRejected, match="receiver_address: the ticket names 'other:1', this receiver is"):
             ask()
+
+
+def test_a_block_that_is_written_again_is_acknowledged_anew(book: TicketBook) -> None:
+    ticket = book.open("r", ATTEMPT, range(2))
+    write(book, ticket, 0, 2)
+    assert book.has_acknowledged(ticket, 0, 2)
+    with pytest.raises(ZeroDivisionError), book.writing(ticket, 1, 1):
+        raise ZeroDivisionError
+    assert not book.has_acknowledged(ticket, 0, 2)
+    with pytest.raises(TransferRejected, match="block 1 of request r: not acknowledged"):
+        book.confirm(ticket, 0, 2)

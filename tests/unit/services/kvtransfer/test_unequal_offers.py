@@ -132,7 +132,7 @@ def test_a_block_of_the_sender_that_the_receiver_holds_in_part_comes_whole_and_i
 
 def test_an_offer_to_be_converted_is_a_message_at_most_since_a_front_converts_it() -> None:
     async def run() -> None:
-        for target, offers in ((LARGE, [(first, 2) for first in range(0, 12, 2)]), (SMALL, [(0, 2), (2, 10)])):
+        for target, offers in ((LARGE, [(first, 2) for first in range(0, 12, 2)]), (SMALL, [(0, 12)])):
             pair = Pair(SMALL, target, AsSharedMemory)
             pair.receiver._transports[TransportName.SHM] = pair.receiver._transports[TransportName.TCP]
             await pair.ship(filling(SMALL, FilledBlocks(0, 12, 48)), Held(target), 0, 48)
