@@ -158,9 +158,13 @@ def test_mid_decode(network: NetworkFactory, received: int) -> None:
     async def run() -> None:
         async with Stack(network=network) as stack:
             request = replace(REQUEST, stop=replace(REQUEST.stop, max_tokens=500))
+            gate = stack.workers["decode-0"].gate
+            gate.hold(lambda parts: any(part.start > len(REQUEST.prompt) + 100 for part in parts))  # it must not end
             async with stack.stream(request) as chunks:
-                for _ in range(received):
-                    await anext(chunks)
+                tokens_seen = 0
+                while tokens_seen < received:
+                    tokens_seen += len((await anext(chunks)).token_ids)
+            gate.release()
             await check_sound(stack)
 
     asyncio.run(run())
