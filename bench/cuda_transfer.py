@@ -6,7 +6,8 @@ moves as many bytes between the two. Times are between CUDA events, medians; byt
 measured, what arrives is compared with what was there, by digests and bit by bit.
 
 With two GPUs or more everything is measured on one and from the first to the second. ``--hand-overs`` measures whole
-hand-overs, too: real engines, fronts and gRPC between them (see ``bench.transfer``).
+hand-overs, too: real engines, fronts and gRPC between them (see ``bench.transfer``), with checksums and without any:
+what they cost where nothing is left out.
 """
 
 from __future__ import annotations
@@ -133,7 +134,11 @@ def run(plan: CopyPlan) -> dict[str, Any]:
 
         from bench.cuda_hand_overs import hand_overs  # pulls in gRPC
 
-        document["hand_overs"] = [uvloop.run(hand_overs(LLAMA_8B, PROMPTS, pair, plan.repeats)) for pair in pairs]
+        document["hand_overs"] = [
+            uvloop.run(hand_overs(LLAMA_8B, PROMPTS, pair, plan.repeats, checksums))
+            for pair in pairs
+            for checksums in ("full", "off")
+        ]
     return document
 
 

@@ -46,7 +46,7 @@ async def transfer(site: Site, repeats: int, note: Note) -> None:
     found: dict[str, Any] = {}
     found["copies"] = measure_pair(source, target, CopyPlan(repeats, hand_overs=True, output=None, command=""))
     note(found)
-    found["hand_overs"] = await hand_overs(LLAMA_8B, PROMPTS, (source, target), repeats)
+    found["hand_overs"] = await hand_overs(LLAMA_8B, PROMPTS, (source, target), repeats, "full")
     note(found)
     found["first_steps"] = []
     async with closing(first_steps(site, (source, target), repeats)) as rows:
