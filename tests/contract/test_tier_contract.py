@@ -31,6 +31,7 @@ LEVELS = ("memory", "disk", "both")
 class Opened:
     api: TierApi
     tier: Tier
+    disk: DiskLevel | None
 
 
 @asynccontextmanager
@@ -47,7 +48,7 @@ async def opened(kind: str, way: str, directory: Path) -> AsyncIterator[Opened]:
         if way == "wire":
             _, channel = await stack.enter_async_context(wire(tier_service(tier)))
             api = TierClient(channel, PATIENCE)
-        yield Opened(api, tier)
+        yield Opened(api, tier, disk)
 
 
 @pytest.fixture(params=[f"{kind} {way}" for kind in LEVELS for way in ("direct", "wire")])
@@ -104,7 +105,9 @@ def test_changes_add_up_to_what_is_held(run: Run) -> None:
         first = await found.api.changes(0, 0)
         assert first.epoch == EPOCH and first.is_all and set(first.added) == set(names(1, 2))
         await put(found, *range(11, 11 + 2 * PLACES))
-        await until(lambda: names(1)[0] not in found.tier)
+        newest = names(10 + 2 * PLACES)[0]
+        await until(lambda: found.disk is None or newest in found.disk)  # written in order: nothing changes after it
+        assert names(1)[0] not in found.tier
         then = await found.api.changes(first.epoch, first.version)
         held = (set(first.added) - set(then.removed)) | set(then.added)
         assert held == {name for name in names(*range(40)) if name in found.tier} and not then.is_all
