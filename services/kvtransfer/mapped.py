@@ -1,7 +1,8 @@
 """The two ends of a transport whose receiver copies out of the sender's pool, which it has mapped.
 
-Only names of blocks and their checksums are offered. A sender that goes on while the receiver copies (the call was
-cancelled, its blocks were used again) can spoil only the copy, and a spoilt copy is never confirmed. Such transports
+Only names of blocks are offered; their checksums come with the offer or with the confirmation. A sender that goes on
+while the receiver copies (the call was cancelled, its blocks were used again) can spoil only the copy, and a spoilt
+copy is never valid. Such transports
 differ in where the pool lies and who digests its blocks.
 """
 

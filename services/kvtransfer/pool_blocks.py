@@ -17,8 +17,8 @@ TURN_BYTES = 2 << 20  # a tenth of a millisecond
 
 
 class PoolBlocks:
-    """A thread of its own computes checksums, those of one offer after those of another: the first offers are on their
-    way while the next ones are digested, and the front's loop goes on."""
+    """``checksums`` has a thread of its own, which computes those of one offer after those of another: the first offers
+    are on their way while the next ones are digested, and the front's loop goes on."""
 
     def __init__(self, view: memoryview, layout: KvFormat, block_copy: BlockCopy) -> None:
         self._view = view

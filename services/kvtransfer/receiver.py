@@ -18,7 +18,7 @@ from services.kvtransfer.series import ReceiverSeries
 from services.kvtransfer.tickets import TicketBook
 from services.kvtransfer.transport import Incoming, TransportName, not_converted, transport_of
 
-NO_TRANSPORT = "none"  # what fails is no offer
+NO_TRANSPORT = "none"  # what fails is not about blocks that have come
 
 
 class Delivery:
@@ -29,6 +29,7 @@ class Delivery:
         self.reservation = reservation
         self.context_tokens = context_tokens
         self.bytes_received = 0
+        self.transport = NO_TRANSPORT  # by which blocks came last
         self.late_checksums = LateChecksums()
         self._news = asyncio.Event()
         self._writes = 0
@@ -140,8 +141,10 @@ class KvReceiver:
         with self._counting_failures(NO_TRANSPORT):
             while confirmation.checksums and not self._book.has_acknowledged(ticket, *blocks):
                 await self._deliveries[ticket].news()
-            if ticket in self._deliveries:
-                self._deliveries[ticket].late_checksums.verify(confirmation)
+        delivery = self._deliveries.get(ticket)
+        with self._counting_failures(NO_TRANSPORT if delivery is None else delivery.transport):
+            if delivery is not None:
+                delivery.late_checksums.verify(confirmation)
             self._book.confirm(ticket, *blocks)
 
     async def _store(self, transport: Incoming, chunk: KvChunk) -> int:
@@ -157,6 +160,7 @@ class KvReceiver:
                     is_taken = True
                     found = await transport.store(chunk, delivery.reservation, tokens)
                 delivery.late_checksums.stored(chunk, found)
+            delivery.transport = transport.name
             delivery.bytes_received += tokens * self._identity.format.token_bytes
             delivery.tell()
             return tokens
@@ -183,6 +187,7 @@ class KvReceiver:
                 stored = landing.end - landing.first_block * self._identity.format.block_size
                 await self._transports[TransportName.TCP].store(own, delivery.reservation, stored)
         size = tokens * self._identity.format.token_bytes
+        delivery.transport = transport.name
         delivery.bytes_received += size
         delivery.tell()
         self._series.converted(transport.name, size)

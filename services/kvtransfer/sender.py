@@ -112,7 +112,7 @@ class KvSender:
                     self._known.pop((ticket.receiver_address, ticket.receiver_epoch), None)
                 raise cause from failures
             if shipment.tokens:
-                await self._answered(ticket, NO_TRANSPORT, confirming or self._confirm(shipment, best))
+                await self._answered(ticket, best.name, confirming or self._confirm(shipment, best))
         return shipment.size
 
     async def _offer_all(self, shipment: Shipment, best: Outgoing, group: asyncio.TaskGroup) -> None:

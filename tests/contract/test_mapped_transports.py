@@ -79,6 +79,37 @@ def test_wrong_blocks_and_wrong_checksums_are_corrupt(run: Callable[[Scenario], 
     run(scenario)
 
 
+def test_blocks_are_stored_before_their_checksums_are_made_and_compared_with_them(
+    run: Callable[[Scenario], None],
+) -> None:
+    async def scenario(sender: Worker, receiver: Worker) -> None:
+        await sender.kv.outgoing.open(receiver.answer)
+        async with receiver.engine.reserve(PROMPT) as reservation, sender.engine.prefill(PROMPT) as source:
+            await source.first_token()
+            early = sender.kv.outgoing.early_chunk(TICKET, source, WHOLE)
+            assert early is not None
+            assert early.chunk.checksums == ()
+            found = await receiver.kv.incoming.store(early.chunk, reservation, tokens=22)
+            checksums = await early.checksums()
+            assert found == checksums
+            assert checksums == (await sender.kv.outgoing.chunk(TICKET, source, WHOLE)).checksums
+            assert early.chunk.source is not None
+            a, b, *rest = early.chunk.source.blocks
+            swapped = replace(early.chunk, source=replace(early.chunk.source, blocks=(b, a, *rest)))
+            found = await receiver.kv.incoming.store(swapped, reservation, tokens=22)
+            assert found is not None
+            assert [one == other for one, other in zip(found, checksums, strict=True)] == [False, False, *[True] * 4]
+            for bad in (
+                replace(early.chunk, late_checksums=b"\1" * 5),
+                replace(early.chunk, late_checksums=b"\1" * 7),
+                replace(early.chunk, checksums=checksums),
+            ):
+                with pytest.raises(TransferRejected, match="late_checksums: a byte for each of 6 blocks"):
+                    await receiver.kv.incoming.store(bad, reservation, tokens=22)
+
+    run(scenario)
+
+
 def test_blocks_of_an_epoch_that_never_called_or_blocks_outside_its_pool_are_refused(
     run: Callable[[Scenario], None],
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 from baton.core.api import PrefillRun, WritableBlocks
 from baton.core.clock import ManualClock
 from baton.core.errors import BatonError, CorruptTransfer, TransferRejected, TransportUnavailable
-from baton.core.telemetry import SilentMeter
+from baton.core.telemetry import Counter, Meter, SilentMeter
 from baton.core.types import (
     Attempt,
     FilledBlocks,
@@ -39,6 +39,9 @@ RECEIVER = KvHandshake("d", 2, "m", "h", FORMAT, features=FEATURES, transports=(
 ATTEMPT = Attempt(0, 1)
 CONFIG = KvTransferConfig(max_mapped_bytes=2 * SIZE)
 BLOCKS = 5
+WHOLE = FilledBlocks(0, BLOCKS, BLOCKS * FORMAT.block_size)
+STREAMED = (FilledBlocks(0, 2, 2 * FORMAT.block_size), FilledBlocks(2, 3, BLOCKS * FORMAT.block_size))
+RIGHT = block_checksums(b"".join(bytes([ordinal + 1]) * SIZE for ordinal in range(BLOCKS)), 0, BLOCKS, SIZE)
 
 
 def block(ordinal: int) -> bytes:
@@ -54,6 +57,7 @@ class Early(TcpOutgoing):
         super().__init__(FORMAT, ChecksumPolicy.FULL)
         self.may_digest = asyncio.Event()
         self.may_digest.set()
+        self.digested = 0  # offers
         self.fails: BatonError | None = None
 
     def early_chunk(self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks) -> EarlyChunk | None:
@@ -66,6 +70,7 @@ class Early(TcpOutgoing):
             await self.may_digest.wait()
             if self.fails is not None:
                 raise self.fails
+            self.digested += 1
             return block_checksums(payload, blocks.first_block, blocks.block_count, SIZE)
 
         return EarlyChunk(chunk, checksums)
@@ -98,11 +103,11 @@ class EarlyIncoming(TcpIncoming):
 class Pair:
     """A sender and a receiver, which remembers what it was asked and told, in order."""
 
-    def __init__(self, receiver: KvHandshake = RECEIVER) -> None:
+    def __init__(self, receiver: KvHandshake = RECEIVER, meter: Meter | None = None) -> None:
         self.outgoing, self.incoming = Early(), EarlyIncoming()
         clock = ManualClock()
         tcp = TcpIncoming(FORMAT, ChecksumPolicy.FULL)
-        self.receiver = KvReceiver(receiver, "d:1", tcp, self.incoming, meter=SilentMeter(), clock=clock)
+        self.receiver = KvReceiver(receiver, "d:1", tcp, self.incoming, meter=meter or SilentMeter(), clock=clock)
         self.chunks: list[KvChunk] = []
         self.confirmations: list[KvConfirmation] = []
         self.order: list[str] = []
@@ -123,8 +128,8 @@ class Pair:
         self.order.append("confirm")
         await self.receiver.confirm(confirmation)
 
-    async def ship(self, held: Held) -> None:
-        run = Run(block, [FilledBlocks(0, BLOCKS, BLOCKS * FORMAT.block_size)])
+    async def ship(self, held: Held, *pieces: FilledBlocks, turns: int = 0) -> None:
+        run = Run(block, pieces or [WHOLE], turns)
         async with asyncio.timeout(GENEROUS_SECONDS):
             tokens = BLOCKS * FORMAT.block_size
             async with self.receiver.accept("r", ATTEMPT, held, skip_blocks=0, context_tokens=tokens) as delivery:
@@ -145,12 +150,58 @@ def test_the_confirmation_is_on_its_way_before_the_acknowledgement() -> None:
         shipping = asyncio.create_task(pair.ship(held))
         await until(lambda: "confirm" in pair.order)
         assert "acknowledged" not in pair.order
-        assert pair.confirmations[0].checksums == block_checksums(b"".join(map(block, range(BLOCKS))), 0, BLOCKS, SIZE)
+        assert pair.confirmations[0].checksums == RIGHT
         pair.incoming.may_store.set()
         await shipping
         assert [chunk.checksums for chunk in pair.chunks] == [(), (), ()]
         assert held.stored == {ordinal: block(ordinal) for ordinal in range(BLOCKS)}
         assert len(pair.confirmations) == 1
+
+    asyncio.run(run())
+
+
+def test_of_a_streamed_prompt_it_is_on_its_way_before_the_last_acknowledgement_too() -> None:
+    async def run() -> None:
+        pair, held = Pair(), Held(FORMAT)
+        shipping = asyncio.create_task(pair.ship(held, *STREAMED, turns=60))
+        await until(lambda: pair.order == ["offer", "acknowledged"] and pair.outgoing.digested == 1)
+        pair.incoming.may_store.clear()
+        await until(lambda: "confirm" in pair.order)
+        assert pair.order.count("acknowledged") == 1
+        pair.incoming.may_store.set()
+        await shipping
+        assert [confirmation.checksums for confirmation in pair.confirmations] == [RIGHT]
+
+    asyncio.run(run())
+
+
+def test_one_hand_over_has_blocks_whose_checksums_came_with_the_offer_and_blocks_whose_did_not() -> None:
+    async def run() -> None:
+        pair, held = Pair(), Held(FORMAT)
+        shipping = asyncio.create_task(pair.ship(held, *STREAMED, turns=60))
+        await until(lambda: pair.order == ["offer", "acknowledged"] and pair.outgoing.digested == 1)
+        pair.outgoing.may_digest.clear()
+        pair.incoming.fails = TransportUnavailable("the sender has called anew")
+        await shipping
+        assert [confirmation.checksums for confirmation in pair.confirmations] == [(*RIGHT[:2], b"", b"", b"")]
+        assert pair.order[-1] == "confirm", "it has waited for all acknowledgements"
+        assert held.stored == {ordinal: block(ordinal) for ordinal in range(BLOCKS)}
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(run())
+
+
+def test_a_sender_that_is_cancelled_leaves_no_confirmation_behind() -> None:
+    async def run() -> None:
+        pair = Pair()
+        pair.incoming.may_store.clear()
+        shipping = asyncio.create_task(pair.ship(Held(FORMAT)))
+        await until(lambda: "confirm" in pair.order)
+        shipping.cancel()
+        await asyncio.wait({shipping})
+        assert shipping.cancelled()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        assert pair.receiver.open_tickets == 0
 
     asyncio.run(run())
 
@@ -223,8 +274,7 @@ async def _offered(pair: Pair, ticket: Ticket) -> None:
 def test_blocks_whose_checksums_never_come_are_not_confirmed() -> None:
     async def run() -> None:
         pair = Pair()
-        right = block_checksums(block(0) + block(1), 0, 2, SIZE)
-        held = Held(FORMAT)
+        right, held = RIGHT[:2], Held(FORMAT)
         async with pair.receiver.accept("r", ATTEMPT, held, skip_blocks=0, context_tokens=8) as delivery:
             await _offered(pair, delivery.ticket)
             for checksums in ((), (right[0], b"")):
@@ -237,6 +287,38 @@ def test_blocks_whose_checksums_never_come_are_not_confirmed() -> None:
             with pytest.raises(TransferRejected, match="2 blocks are not valid"):
                 pair.receiver.require_complete(delivery)
             await pair.receiver.confirm(KvConfirmation(delivery.ticket, 0, 2, right))
+            pair.receiver.require_complete(delivery)
+
+    asyncio.run(run())
+
+
+def test_a_confirmation_that_overtakes_the_offers_waits_for_them_and_counts_once() -> None:
+    async def run() -> None:
+        pair = Pair()
+        async with pair.receiver.accept("r", ATTEMPT, Held(FORMAT), skip_blocks=0, context_tokens=8) as delivery:
+            confirmation = KvConfirmation(delivery.ticket, 0, 2, RIGHT[:2])
+            first, second = (asyncio.create_task(pair.receiver.confirm(confirmation)) for _ in range(2))
+            await asyncio.sleep(0)
+            await _offered(pair, delivery.ticket)
+            await asyncio.wait_for(first, GENEROUS_SECONDS)
+            with pytest.raises(TransferRejected, match="block 0 of request r: already confirmed"):
+                await asyncio.wait_for(second, GENEROUS_SECONDS)
+            with pytest.raises(TransferRejected, match="block 0 of request r: already confirmed"):
+                await _offered(pair, delivery.ticket)
+            pair.receiver.require_complete(delivery)
+
+    asyncio.run(run())
+
+
+def test_a_block_that_came_wrong_and_comes_again_with_its_checksum_is_valid() -> None:
+    async def run() -> None:
+        pair, held = Pair(), Held(FORMAT, spoil=True)
+        async with pair.receiver.accept("r", ATTEMPT, held, skip_blocks=0, context_tokens=8) as delivery:
+            await _offered(pair, delivery.ticket)
+            held.stored.clear()
+            held.spoil = False
+            await pair.receiver.offer(KvChunk(delivery.ticket, 0, 2, block(0) + block(1), RIGHT[:2]))
+            await pair.receiver.confirm(KvConfirmation(delivery.ticket, 0, 2))
             pair.receiver.require_complete(delivery)
 
     asyncio.run(run())
@@ -265,5 +347,29 @@ def test_tcp_takes_no_checksums_later() -> None:
             chunk = KvChunk(delivery.ticket, 0, 2, block(0) + block(1), late_checksums=b"\1\1")
             with pytest.raises(TransferRejected, match="checksums: one for each of 2 blocks is required"):
                 await pair.receiver.offer(chunk)
+
+    asyncio.run(run())
+
+
+class Failures(SilentMeter):
+    """Of receivers: what they are labelled with."""
+
+    def __init__(self) -> None:
+        self.counted: list[dict[str, str]] = []
+
+    def counter(self, name: str, help: str, labels: tuple[str, ...] = ()) -> Counter:
+        return self if name == "kv_receive_failures" else super().counter(name, help, labels)
+
+    def add(self, amount: float = 1.0, **labels: str) -> None:
+        self.counted.append(labels)
+
+
+def test_a_wrong_block_counts_against_the_transport_that_brought_it() -> None:
+    async def run() -> None:
+        meter = Failures()
+        pair = Pair(meter=meter)
+        with pytest.raises(CorruptTransfer):
+            await pair.ship(Held(FORMAT, spoil=True))
+        assert meter.counted == [{"transport": "shm", "cause": CorruptTransfer.reason}]
 
     asyncio.run(run())
