@@ -54,12 +54,12 @@ async def shared_quotas(
 ) -> AsyncIterator[Quotas]:
     """Leases are renewed, refusals written, ledgers archived while the block lasts. Redis may be away, here as later.
 
-    ``ledger_directory`` None: ledgers stay in Redis.
+    ``ledger_directory`` None: ledgers stay in Redis. ConfigError when it cannot be written to.
     """
     async with connect(state) as client:
         records, refusals = RedisRecords(client, state), RedisRefusals(client, state)
         quota, ledger = SharedQuota(client, state, clock), RedisLedger(client, state)
-        archive = None if ledger_directory is None else LedgerFiles(ledger_directory)
+        archive = None if ledger_directory is None else LedgerFiles.opened(ledger_directory)
         upkeep = LedgerUpkeep(ledger, archive, clock, meter, ledger_policy)
         usage = ArchivedLedger(ledger, archive)
         local = MemoryQuota(clock, remember_seconds=state.quota_remember_seconds, kept_entries=LOCAL_ENTRIES)

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import dataclasses
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -141,7 +141,7 @@ def show(arguments: argparse.Namespace, rows: Sequence[dict[str, Any]], *, one: 
         print(json.dumps(rows[0] if one else list(rows)))
         return 0
     if one:
-        print(table(("field", "value"), [(name, _cell(value)) for name, value in rows[0].items() if _is_told(value)]))
+        print(table(("field", "value"), list(_fields(rows[0]))))
         return 0
     columns = [name for name in (rows[0] if rows else {}) if any(_is_told(row[name]) for row in rows)]
     print(table(columns, [[_cell(row[name]) for name in columns] for row in rows]) if columns else "none")
@@ -171,6 +171,15 @@ def limits_row(limits: Limits) -> dict[str, Any]:
 
 def when(seconds: float | None) -> str | None:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
+def _fields(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Name and value of what is set; of warnings, which are sentences, each on a line of its own."""
+    for name, value in row.items():
+        if name == "warnings":
+            yield from ((name, warning) for warning in value)
+        elif _is_told(value):
+            yield name, _cell(value)
 
 
 def _is_told(value: object) -> bool:

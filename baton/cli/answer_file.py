@@ -30,14 +30,19 @@ def take_over(output: Path, cases: Sequence[Case]) -> list[Case]:
 
 
 def append(output: Path, answers: Sequence[Answer]) -> None:
-    """One write for all choices of a case."""
+    """One write for all choices of a case. ConfigError when it cannot be written, say on a full disk."""
     lines = [json.dumps(answer.as_json(), ensure_ascii=False) + "\n" for answer in answers]
-    with output.open("a", encoding="utf-8") as file:
-        file.write("".join(lines))
+    try:
+        with output.open("a", encoding="utf-8") as file:
+            file.write("".join(lines))
+    except OSError as error:
+        raise ConfigError(f"generate: --output {output}: cannot be written: {error.strerror}") from error
 
 
 def _answers(output: Path) -> tuple[list[tuple[str, str]], dict[str, int]]:
     """(case id, line) of every answer without error, and their number by case id."""
+    if output.exists() and not (output.is_file() or output.is_dir()):  # a device or pipe may be read without end
+        raise ConfigError(f"generate: --output {output}: must be a file, which can be read back")
     try:
         text = output.read_text(encoding="utf-8", errors="replace") if output.exists() else ""
     except OSError as error:

@@ -61,7 +61,7 @@ async def ask_and_print(client: Client, request: GenerateRequest, clock: Clock, 
     if failed is not None:
         say(f"error: {failed.reason}: {failed.message}")
         if isinstance(failed, QuotaExceeded):
-            say(f"more: baton quota explain {answers[0].request_id}")
+            say(f"more: baton quota explain {answers[0].request_id} --tenant ORGANIZATION/TENANT")
         return 1
     return 0
 
@@ -70,6 +70,8 @@ def _print_rest(answers: Sequence[Answer]) -> None:
     """What ``print_text`` did not show: ids where there is no text, and the other choices."""
     for answer in answers:
         shown = answer.text if answer.text or not answer.token_ids else ",".join(map(str, answer.token_ids))
+        if answer.error and not shown:  # is told once, for all choices
+            continue
         if answer.index:
             print(f"\n--- choice {answer.index}\n\n{printable(shown)}")
         elif answer.text:

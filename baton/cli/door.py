@@ -8,8 +8,9 @@ from pathlib import Path
 
 from baton.cli import state_dir
 from baton.cli.state_dir import StackRecord, StateDir
-from baton.cli.subcommands import text
+from baton.cli.subcommands import directory, named, text
 from baton.client import Client
+from baton.core.address import check_address
 from baton.core.errors import ConfigError
 from baton.rpc.channels import ClientTls
 
@@ -34,9 +35,9 @@ def add_options(parser: argparse.ArgumentParser, *address: str) -> None:
 
 def add_door(parser: argparse.ArgumentParser, *address: str) -> None:
     """Which gateway, and with which key."""
-    parser.add_argument("--state-dir", type=Path, default=state_dir.DEFAULT, help="of the local stack")
-    parser.add_argument("--key", help="API key; the local one without it")
-    parser.add_argument(*address, dest="address", help="gateway address; the local one without it")
+    parser.add_argument("--state-dir", type=directory, default=state_dir.DEFAULT, help="of the local stack")
+    parser.add_argument("--key", type=named, help="API key; the local one without it")
+    parser.add_argument(*address, dest="address", type=named, help="gateway address; the local one without it")
     parser.add_argument("--ca", type=Path, help="PEM file that the gateway's certificate is checked with: TLS")
 
 
@@ -49,6 +50,8 @@ def find_door(arguments: argparse.Namespace) -> Door:
     """Address, key and certificate are the given ones, else those of the local stack. ConfigError without either, and
     for another gateway without a key: the local one, which may do everything here, goes to nobody else."""
     address, key, ca = arguments.address, arguments.key, arguments.ca
+    if address:
+        check_address("address", address)
     if address and key:
         return Door(address, key, ca)
     record = StateDir(arguments.state_dir).read()

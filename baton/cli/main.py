@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import signal
 import sys
@@ -26,15 +27,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _end)  # so that whatever a command has started ends with it
     try:
-        return arguments.run(arguments, given)
+        status = arguments.run(arguments, given)
+        sys.stdout.flush()
+        return status
     except BatonError as error:
         say(f"baton: {error.message}")
         return 2
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 1
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        say(f"baton: what it prints cannot be written: {error.strerror}")
+        _drop_output()
+        return 2
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+
+
+def _drop_output() -> None:
+    """What is still buffered fits nowhere, and would be tried again when the interpreter ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _end(signum: int, frame: FrameType | None) -> NoReturn:

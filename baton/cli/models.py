@@ -39,7 +39,7 @@ def resolve(model: str, cache: Path = CACHE) -> ResolvedModel:
     if model in KNOWN_NAMES:
         return _served(model, fetched(model, cache))
     path = Path(model).expanduser()
-    if path.is_dir():
+    if model.strip() and path.is_dir():  # an empty name would be the current directory
         return _served(path.absolute().name, path.absolute())
     if path.suffix == ".gguf" and path.is_file():
         return _served(path.stem, converted(path.absolute(), _cached(path.absolute(), cache)))

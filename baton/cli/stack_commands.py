@@ -13,7 +13,7 @@ from pathlib import Path
 
 from baton.cli import logs, models, state_dir
 from baton.cli.state_dir import StateDir
-from baton.cli.subcommands import Commands, Run, integer
+from baton.cli.subcommands import Commands, Run, directory, integer
 from baton.core.errors import ConfigError
 
 MAX_PROCESSES = 64  # of one role; more is a typing error on one machine
@@ -31,7 +31,9 @@ def add(commands: Commands) -> None:
 
 def _add(commands: Commands, name: str, help: str, run: Run) -> argparse.ArgumentParser:
     parser = commands.add(name, help, run)
-    parser.add_argument("--state-dir", type=Path, default=state_dir.DEFAULT, help="where the stack keeps its record")
+    parser.add_argument(
+        "--state-dir", type=directory, default=state_dir.DEFAULT, help="where the stack keeps its record"
+    )
     return parser
 
 
@@ -62,6 +64,7 @@ def _up(arguments: argparse.Namespace, given: Sequence[str]) -> int:
         raise ConfigError("up: at least one worker is needed, got --prefill 0 --decode 0")
     if arguments.gpus is not None and arguments.device != "cuda":
         raise ConfigError(f"--gpus: goes with --device cuda, got --device {arguments.device}")
+    up.check_own_settings(arguments.config, arguments.set, model=arguments.model, device=arguments.device)
     up.check_settings(arguments.config, [f"engine.device={arguments.device}", *arguments.set])
     if arguments.detach:
         return up.detach([word for word in given if word != "--detach"], where)

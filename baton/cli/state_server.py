@@ -33,7 +33,7 @@ class StateServer:
 def state_server(settings: Settings, state_dir: StateDir) -> Iterator[StateServer]:
     """An embedded server lives as long as the block. ConfigError when it cannot start."""
     config = replace(settings.fill(Section("state", StateConfig)), timeout_ms=PATIENT_MS)
-    if settings.has("state", "url"):
+    if settings.last("state", "url"):
         yield StateServer(config)
         return
     password = config.password or secrets.token_hex(16)

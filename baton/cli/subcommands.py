@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 Run = Callable[[argparse.Namespace, Sequence[str]], int]
 
@@ -35,6 +36,20 @@ def integer(low: int, high: int) -> Callable[[str], int]:
         return value
 
     return parse
+
+
+def named(given: str) -> str:
+    """A type for options that name something. An empty one is most likely a variable that is not set, and what stands
+    in for an option that is not given may be worth more: the local key may do everything.
+    """
+    if not given.strip():
+        raise argparse.ArgumentTypeError(f"must not be empty, got {given!r}")
+    return given
+
+
+def directory(given: str) -> Path:
+    """A type for options that name a directory: an empty one would be the current one."""
+    return Path(named(given))
 
 
 def text(given: str) -> str:

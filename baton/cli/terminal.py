@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 
 _CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+_FIGURE = re.compile(r"[\d.,+/-]*")  # 12, 1,475, 0.5, 3+1, 4/8/16, or nothing
 
 
 def say(text: str) -> None:
@@ -38,12 +40,14 @@ class Progress:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns padded to their widest cell; cells that look like numbers stand right."""
+    """Columns padded to their widest cell. One that holds nothing but figures stands right."""
     lines = [header, *rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    columns = range(len(header))
+    widths = [max(len(line[column]) for line in lines) for column in columns]
+    figures = [bool(rows) and all(_FIGURE.fullmatch(row[column]) for row in rows) for column in columns]
 
-    def cell(text: str, width: int) -> str:
-        return text.rjust(width) if text[:1].isdigit() else text.ljust(width)
+    def drawn(line: Sequence[str]) -> str:
+        cells = zip(line, widths, figures, strict=True)
+        return "  ".join(text.rjust(width) if right else text.ljust(width) for text, width, right in cells).rstrip()
 
-    drawn = ["  ".join(cell(text, width) for text, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    return "\n".join([drawn[0], "  ".join("-" * width for width in widths), *drawn[1:]])
+    return "\n".join([drawn(header), "  ".join("-" * width for width in widths), *map(drawn, rows)])

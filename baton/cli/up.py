@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.cli.launcher import Stack, StackPlan, launched
-from baton.cli.state_dir import StateDir, is_alive
+from baton.cli.state_dir import DEFAULT, StateDir, is_alive
 from baton.cli.terminal import say, table
 from baton.core.config import Section, Settings
 from baton.core.errors import ConfigError
@@ -44,6 +44,20 @@ def check_settings(config: Path | None, flags: Sequence[str]) -> None:
     settings = Settings.read(file=config, environ=os.environ, flags=flags)
     for section in SECTIONS:
         settings.fill(section)
+
+
+def check_own_settings(config: Path | None, flags: Sequence[str], *, model: str, device: str) -> None:
+    """ConfigError for settings that `up` makes itself: nobody shall believe that another value holds."""
+    settings = Settings.read(file=config, environ=os.environ, flags=flags)
+    own = (
+        ("engine", "model", model, "--model"),
+        ("engine", "device", device, "--device"),
+        ("gateway", "keys_file", None, "a key for this stack (`baton key create` makes others)"),
+    )
+    for section, key, value, instead in own:
+        given = settings.last(section, key)
+        if given is not None and given.value != value:
+            raise ConfigError(f"{given.origin}: {section}.{key}: `baton up` sets it, by {instead}; got {given.value!r}")
 
 
 @dataclass
@@ -95,7 +109,7 @@ def _addresses(stack: Stack) -> str:
 
 def _example(stack: Stack, state_dir: StateDir) -> str:
     asks = 'chat "What is a relay race?"' if stack.plan.model.tokenizer_directory else "generate --prompt-ids 1,2,3"
-    return f"baton {asks} --state-dir {state_dir.path}"
+    return f"baton {asks}" if state_dir.path == DEFAULT else f"baton {asks} --state-dir {state_dir.path}"
 
 
 def detach(arguments: Sequence[str], state_dir: StateDir) -> int:

@@ -12,6 +12,7 @@ from typing import Self, TypeVar, Unpack
 from baton.client.answer import Answer, collect
 from baton.client.options import Options, build_request
 from baton.client.resume import HeldAnswer, ResumePolicy
+from baton.core.address import check_address
 from baton.core.clock import Clock, Ids, RandomIds, SystemClock
 from baton.core.deadline import Deadline
 from baton.core.errors import (
@@ -55,10 +56,12 @@ class Client:
         clock: Clock | None = None,
         ids: Ids | None = None,
     ) -> None:
-        """InvalidRequest without an address."""
+        """InvalidRequest without an address, and for one that is no ``host:port``."""
         self._addresses = (address,) if isinstance(address, str) else tuple(dict.fromkeys(address))
-        if not self._addresses or not all(self._addresses):
+        if not self._addresses:
             raise InvalidRequest.out_of_range("address", address, "must be one host:port or several")
+        for each in self._addresses:
+            check_address("address", each)
         self._address = self._addresses[0]
         self._channels = ChannelPool(ClientSecurity(token=key, tls=tls))
         self._resume = resume

@@ -110,9 +110,9 @@ class Settings:
         layers = file_settings(file) if file is not None else []
         return cls([*layers, *environment_settings(environ), *flag_settings(flags)])
 
-    def has(self, section: str, key: str) -> bool:
-        """Whether any layer sets the key."""
-        return any((s.section, s.key) == (section, key) for s in self._settings)
+    def last(self, section: str, key: str) -> Setting | None:
+        """The one that counts; None where no layer sets the key."""
+        return next((s for s in reversed(self._settings) if (s.section, s.key) == (section, key)), None)
 
     def fill(self, section: Section[T]) -> T:
         """The section's dataclass with every layer applied."""

@@ -46,7 +46,7 @@ class RedisRecords(RedisTenancy):
     async def names(self, parent: ResourceName, after: str, limit: int) -> Sequence[ResourceName]:
         start = f"({after}" if after else "-"
         call = self._client.zrangebylex(self._index(parent), start, "+", 0, limit)  # pyright: ignore
-        found = cast("list[bytes]", await within_budget(call, self._config, f"list {parent}"))
+        found = cast("list[bytes]", await within_budget(call, self._config, f"list {str(parent) or 'organizations'}"))
         return [parent.child(name.decode()) for name in found]
 
     async def commit(self, commit: Commit) -> Committed:

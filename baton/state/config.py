@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
-from baton.core.config import secret
+from baton.core.config import mask_password, secret
+from baton.core.errors import ConfigError
+
+SCHEMES = ("redis", "rediss", "unix")
 
 
 @dataclass(frozen=True, slots=True)
 class StateConfig:
-    """``url`` is redis://HOST:PORT/DB. ``timeout_ms`` is the budget of one call; a frozen server costs no more.
+    """``url`` is redis://HOST:PORT/DB; rediss:// and unix:// too, as redis-py takes them. ``timeout_ms`` is the budget
+    of one call; a frozen server costs no more.
 
     ``quota_budget_ms`` is that of one admission or settlement, connecting included. How an admission ended is
     remembered for ``quota_remember_seconds``: a settlement whose answer was lost may be sent again so long.
@@ -23,3 +29,20 @@ class StateConfig:
     namespace: str = "baton"
     quota_budget_ms: float = 50.0
     quota_remember_seconds: float = 600.0
+
+    def __post_init__(self) -> None:
+        if not _is_url(self.url):
+            rule = f"must be a URL with {', '.join(f'{scheme}://' for scheme in SCHEMES)}"
+            raise ConfigError(f"state.url {rule}, got {mask_password(self.url)!r}")
+        for key in ("timeout_ms", "connect_timeout_ms", "lease_seconds", "quota_budget_ms", "quota_remember_seconds"):
+            value = getattr(self, key)
+            if not (value > 0 and math.isfinite(value)):
+                raise ConfigError(f"state.{key} must be above 0, got {value!r}")
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in SCHEMES and parts.port != 0
+    except ValueError:  # a port that is none
+        return False

@@ -21,12 +21,13 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
-from baton.core.errors import StateUnavailable
+from baton.core.errors import ConfigError, StateUnavailable
 from baton.core.tenancy import check_name
 from baton.core.types import LedgerEntry, LedgerReason, ledger_position
 
 LONGEST_LINE = 64 * 1024  # bytes, with room to spare: its parts are bounded
 _ENDING = ".jsonl"
+_PROBE = ".probe"  # no organisation: names begin with a letter or digit
 
 T = TypeVar("T")
 
@@ -39,6 +40,17 @@ class LedgerFiles:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+
+    @classmethod
+    def opened(cls, directory: Path) -> LedgerFiles:
+        """Those in ``directory``, which is made. ConfigError when nothing can be written there."""
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / _PROBE).touch()
+            (directory / _PROBE).unlink(missing_ok=True)  # another one may have taken it away
+        except OSError as error:
+            raise ConfigError(f"ledger directory {directory}: cannot be written to: {error.strerror}") from error
+        return cls(directory)
 
     async def organisations(self) -> Sequence[str]:
         return await _in_thread(partial(_organisations, self._directory))

@@ -131,3 +131,14 @@ def test_the_local_tenant_is_made_once_and_kept_as_it_is() -> None:
         assert found is not None and found[0] == changed
 
     asyncio.run(body())
+
+
+def test_each_warning_of_a_record_has_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"name": "a", "models": ("x", "y"), "pool": "", "warnings": ["first, of two", "second"]}
+    assert show(argparse.Namespace(output="table"), [row], one=True) == 0
+    assert [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[2:]] == [
+        ["name", "a"],
+        ["models", "x,y"],
+        ["warnings", "first, of two"],
+        ["warnings", "second"],
+    ]

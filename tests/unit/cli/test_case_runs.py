@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import cast
 
 import pytest
 
-from baton.cli.ask import run_cases
+from baton.cli.answer_file import append
+from baton.cli.answers import Answer
+from baton.cli.ask import ask_and_print, run_cases
 from baton.cli.cases import Case
 from baton.client import Client
 from baton.core.clock import SystemClock
@@ -137,3 +140,23 @@ def test_leaving_a_run_early_ends_what_runs(tmp_path: Path) -> None:
         assert door.running == 0
 
     asyncio.run(main())
+
+
+def test_an_output_that_is_no_file_is_not_read(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)  # reading it would wait for ever; a device may be read without end
+    with pytest.raises(ConfigError, match="pipe: must be a file"):
+        run(Door(), cases(1), pipe)
+
+
+def test_a_disk_that_fills_up_is_told(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    output.symlink_to("/dev/full")
+    with pytest.raises(ConfigError, match=r"out.jsonl: cannot be written: No space left on device"):
+        append(output, [Answer("a")])
+
+
+def test_a_request_that_fails_is_told_once_however_many_choices_it_had(capsys: pytest.CaptureFixture[str]) -> None:
+    request = GenerateRequest(prompt_token_ids=(1,), n=1000)
+    assert asyncio.run(ask_and_print(cast(Client, Door(frozenset({1}))), request, SystemClock(), as_json=False)) == 1
+    assert capsys.readouterr() == ("", "error: OVERLOADED: full\n")

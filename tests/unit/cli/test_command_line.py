@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -25,6 +27,10 @@ TINY = Path(__file__).parents[2] / "data" / "tiny" / "llama-gqa-tied"
         ("generate", "one of the arguments --prompt-ids --text --input is required"),
         ("generate --text a --prompt-ids 1", "not allowed with argument"),
         ("chat \udcff", "argument text: must be UTF-8, got '\\udcff'"),
+        ("chat --key= hi", "argument --key: must not be empty, got ''"),
+        ("generate --text hi --address=", "argument --address: must not be empty, got ''"),
+        ("up --state-dir=", "argument --state-dir: must not be empty, got ''"),
+        ("tenant list --state-dir=", "argument --state-dir: must not be empty, got ''"),
         ("serve", "invalid choice: 'serve'"),
         ("", "the following arguments are required: COMMAND"),
     ],
@@ -44,6 +50,18 @@ def test_what_is_no_command_line_is_named(words: str, said: str, capsys: pytest.
         ("up --set colour=red", "--set takes SECTION.KEY=VALUE, got 'colour=red'"),
         ("up --set engine.block_size=12", "engine.block_size must be a power of two from 1 to 1024, got 12"),
         ("up --set gateway.port=70000", "gateway.port must be between 0 and 65535, got 70000"),
+        ("up --set state.url=http://x", "state.url must be a URL with redis://, rediss://, unix://, got 'http://x'"),
+        ("up --set state.url=", "state.url must be a URL with redis://, rediss://, unix://, got ''"),
+        ("up --set state.url=redis://x:port", "state.url must be a URL with"),
+        ("up --set state.lease_seconds=0", "state.lease_seconds must be above 0, got 0.0"),
+        ("up --set state.timeout_ms=nan", "state.timeout_ms must be above 0, got nan"),
+        ("up --config {tmp}/device.toml", "engine.device: `baton up` sets it, by --device; got 'cuda'"),
+        (
+            "up --model fake --set engine.model=x",
+            "engine.model: `baton up` sets it, by --model; got 'x'",
+        ),
+        ("up --set gateway.keys_file=k.toml", "gateway.keys_file: `baton up` sets it, by a key for this stack"),
+        ("up --model=", "model: '' is neither a known name"),
         ("up --config {tmp}/none.toml", "none.toml: cannot be read: No such file or directory"),
         ("up --config {tmp}/bad.toml", "bad.toml: not valid TOML"),
         ("up --config {tmp}/unknown.toml", "unknown.toml: unknown key engine.colour"),
@@ -55,6 +73,8 @@ def test_what_is_no_command_line_is_named(words: str, said: str, capsys: pytest.
         ("up --model random:none", "random:none: neither a config.json nor a preset; presets: "),
         ("up --model {tmp}/empty", "config.json: file missing"),
         ("up --model {tmp}/no-weights", "model.safetensors: file missing"),
+        ("generate --text a --key k --address http://x:1", "address: must be host:port, such as 127.0.0.1:8600, got"),
+        ("generate --text a --key k --address x:99999", "got 'x:99999'"),
         ("generate --prompt-ids 1,x", "--prompt-ids must be integers separated by commas"),
         ("generate --input {tmp}/bad.toml", "--input needs --output"),
         ("generate --prompt-ids 1 --output x", "--output goes with --input"),
@@ -78,6 +98,7 @@ def test_bad_input_is_one_line_and_status_2(
     words: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "bad.toml").write_text("[engine\n")
+    (tmp_path / "device.toml").write_text('[engine]\ndevice = "cuda"\n')
     (tmp_path / "unknown.toml").write_text("[engine]\ncolour = 'red'\n")
     (tmp_path / "empty").mkdir()
     (tmp_path / "no-weights").mkdir()
@@ -118,3 +139,18 @@ def test_options_after_a_benchmark_are_its_own(capsys: pytest.CaptureFixture[str
         main(["bench", "cpu", "--repeats", "few"])
     assert ended.value.code == 2
     assert "--repeats: invalid int value: 'few'" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux")
+def test_output_that_fits_nowhere_is_one_line() -> None:
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "baton.cli.main", "model", "list"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert ended.returncode == 2
+    assert ended.stderr == "baton: what it prints cannot be written: No space left on device\n"

@@ -51,8 +51,19 @@ def test_progress_of_nothing_is_done_at_once(capsys: pytest.CaptureFixture[str])
 
 def test_columns_are_as_wide_as_their_widest_cell_and_numbers_stand_right() -> None:
     assert table(("name", "n"), [("a", "5"), ("longer", "1234")]).splitlines() == [
-        "name    n",
+        "name       n",
         "------  ----",
         "a          5",
         "longer  1234",
+    ]
+
+
+def test_a_column_stands_right_only_if_nothing_else_is_in_it() -> None:
+    rows = [("limit", "4096", ""), ("etag", "91ee10b8", "1,475"), ("address", "127.0.0.1:86", "0/4+1")]
+    assert table(("field", "value", "of"), rows).splitlines() == [
+        "field    value            of",
+        "-------  ------------  -----",
+        "limit    4096",
+        "etag     91ee10b8      1,475",
+        "address  127.0.0.1:86  0/4+1",
     ]

@@ -37,7 +37,9 @@ def test_streams_completes_chats_and_counts() -> None:
             assert whole.text == "".join(c.text for c in streamed)
             assert whole.choices[0].finish is FinishReason.LENGTH
             assert whole.choices[0].usage.completion_tokens == 5
-            chat = await client.complete_chat([ChatMessage("user", "hi")], max_tokens=2, n=2, temperature=1.0)
+            chat = await client.complete_chat(
+                [ChatMessage("user", "hi")], max_tokens=2, n=2, temperature=1.0, ignore_eos=True
+            )
             assert [len(choice.token_ids) for choice in chat.choices] == [2, 2]
             assert len(await client.count_tokens(text="abc")) == 3
             assert [info.model for info in await client.models()] == [MODEL]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from baton.core.clock import ManualClock
-from baton.core.errors import InvalidRequest, StateUnavailable
+from baton.core.errors import ConfigError, InvalidRequest, StateUnavailable
 from baton.core.types import (
     Account,
     Delivered,
@@ -181,3 +181,14 @@ def test_entries_come_back_field_by_field(tmp_path: Path) -> None:
         assert await everything(files) == [changed]
 
     asyncio.run(body())
+
+
+def test_a_directory_that_cannot_be_written_to_is_told_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"ledger directory .*file/ledger: cannot be written to: Not a directory"):
+        LedgerFiles.opened(tmp_path / "file" / "ledger")
+
+
+def test_opening_makes_the_directory_and_leaves_nothing_in_it(tmp_path: Path) -> None:
+    LedgerFiles.opened(tmp_path / "new" / "ledger")
+    assert list((tmp_path / "new" / "ledger").iterdir()) == []
