@@ -72,7 +72,8 @@ def kvreceiver_service(receiver: KvReceiverApi) -> Service:
 
 
 class KvReceiverClient(KvReceiverApi):
-    """``limit``: seconds after which a receiver that does not answer counts as lost."""
+    """``limit``: seconds after which a receiver that does not answer counts as lost. A confirmation with checksums may
+    have to wait there for copies, of which only its caller knows when they are done: it has no limit here."""
 
     def __init__(self, channel: PeerChannel, limit: float = 10.0) -> None:
         self._channel = channel
@@ -102,5 +103,6 @@ class KvReceiverClient(KvReceiverApi):
 
     async def confirm(self, confirmation: KvConfirmation) -> None:
         metadata = self._channel.metadata(confirmation.ticket.request_id)
-        call = self._stub.Confirm(confirmation_to_wire(confirmation), timeout=self._limit, metadata=metadata)
+        limit = None if confirmation.checksums else self._limit
+        call = self._stub.Confirm(confirmation_to_wire(confirmation), timeout=limit, metadata=metadata)
         await self._channel.answer_soon(call, self._limit)

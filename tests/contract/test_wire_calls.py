@@ -22,6 +22,7 @@ from baton.core.types import (
     FirstToken,
     KvChunk,
     KvConfirmation,
+    KvSource,
     Plan,
     PlanLimits,
     PrefillRequest,
@@ -145,15 +146,17 @@ def test_a_prefill_result_arrives_whole(way: str) -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_a_hand_over_arrives_whole(way: str) -> None:
     chunk = KvChunk(TICKET, 2, 3, payload=bytes(range(256)) * 12, checksums=(b"a" * 16, b"b" * 16, b"c" * 16))
-    confirmation = KvConfirmation(TICKET, 2, 3)
+    early = KvChunk(TICKET, 5, 2, source=KvSource(7, (1, 2), "shm"), payload=b"", late_checksums=b"\1\0")
+    confirmation = KvConfirmation(TICKET, 2, 5, (b"", b"", b"", b"d" * 16, b"e" * 16))
 
     async def run() -> None:
         domain = ScriptedReceiver(answers(HELLO))
         async with receiver(way, domain) as receives:
             assert await soon(receives.handshake(HELLO)) == HELLO
             await soon(receives.offer(chunk))
+            await soon(receives.offer(early))
             await soon(receives.confirm(confirmation))
-        assert domain.script.seen == [HELLO, chunk, confirmation]
+        assert domain.script.seen == [HELLO, chunk, early, confirmation]
 
     asyncio.run(run())
 
@@ -296,6 +299,23 @@ def test_a_silent_peer_is_unavailable_and_not_the_requests_deadline() -> None:
                 await soon(PlannerClient(plans, limit=0.1).plan(QUERY))
             with pytest.raises(PeerUnavailable, match=r"0\.1 s"):
                 await soon(KvReceiverClient(receives, limit=0.1).confirm(KvConfirmation(TICKET, 0, 1)))
+
+    asyncio.run(run())
+
+
+def test_a_confirmation_that_waits_for_copies_has_no_limit_but_its_callers() -> None:
+    async def run() -> None:
+        script, copied = blocks(), asyncio.Event()
+        script.act = copied.wait
+        async with wire(kvreceiver_service(ScriptedReceiver(script))) as (_, peer):
+            receives = KvReceiverClient(peer, limit=0.1)
+            early = asyncio.create_task(receives.confirm(KvConfirmation(TICKET, 0, 1, (b"c" * 16,))))
+            await soon(script.begun.wait())
+            with pytest.raises(PeerUnavailable, match=r"0\.1 s"):
+                await soon(receives.confirm(KvConfirmation(TICKET, 0, 1)))
+            assert not early.done()
+            copied.set()
+            await soon(early)
 
     asyncio.run(run())
 

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class KvReceiverServiceStub:
-    """The receiving end of a hand-over, mounted in every worker. Offer copies and verifies; only confirm makes blocks valid.
+    """The receiving end of a hand-over, mounted in every worker. Offer copies; only confirm makes blocks valid.
     """
 
     def __init__(self, channel):
@@ -53,7 +53,7 @@ class KvReceiverServiceStub:
 
 
 class KvReceiverServiceServicer:
-    """The receiving end of a hand-over, mounted in every worker. Offer copies and verifies; only confirm makes blocks valid.
+    """The receiving end of a hand-over, mounted in every worker. Offer copies; only confirm makes blocks valid.
     """
 
     def Handshake(self, request, context):
@@ -101,7 +101,7 @@ def add_KvReceiverServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class KvReceiverService:
-    """The receiving end of a hand-over, mounted in every worker. Offer copies and verifies; only confirm makes blocks valid.
+    """The receiving end of a hand-over, mounted in every worker. Offer copies; only confirm makes blocks valid.
     """
 
     @staticmethod

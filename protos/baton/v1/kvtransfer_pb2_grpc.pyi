@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class KvReceiverServiceStub:
-    """The receiving end of a hand-over, mounted in every worker. Offer copies and verifies; only confirm makes blocks valid."""
+    """The receiving end of a hand-over, mounted in every worker. Offer copies; only confirm makes blocks valid."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -39,7 +39,7 @@ class KvReceiverServiceStub:
 
 @_typing.type_check_only
 class KvReceiverServiceAsyncStub(KvReceiverServiceStub):
-    """The receiving end of a hand-over, mounted in every worker. Offer copies and verifies; only confirm makes blocks valid."""
+    """The receiving end of a hand-over, mounted in every worker. Offer copies; only confirm makes blocks valid."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Handshake: _aio.UnaryUnaryMultiCallable[_kvtransfer_pb2.HandshakeRequest, _kvtransfer_pb2.HandshakeResponse]  # type: ignore[assignment]
@@ -47,7 +47,7 @@ class KvReceiverServiceAsyncStub(KvReceiverServiceStub):
     Confirm: _aio.UnaryUnaryMultiCallable[_kvtransfer_pb2.ConfirmRequest, _kvtransfer_pb2.ConfirmResponse]  # type: ignore[assignment]
 
 class KvReceiverServiceServicer(metaclass=_abc_1.ABCMeta):
-    """The receiving end of a hand-over, mounted in every worker. Offer copies and verifies; only confirm makes blocks valid."""
+    """The receiving end of a hand-over, mounted in every worker. Offer copies; only confirm makes blocks valid."""
 
     @_abc_1.abstractmethod
     def Handshake(

@@ -112,11 +112,12 @@ CHUNK = st.builds(
     tuples(st.binary(max_size=16)),
     st.none() | SOURCE,
     st.none() | FORMAT,
+    late_checksums=st.binary(max_size=16),
 )
 TIER_NAMES = tuples(st.binary(min_size=16, max_size=16))
 TIER_CHANGES = st.builds(types.TierChanges, UINT64, UINT64, st.booleans(), TIER_NAMES, TIER_NAMES)
 TIER_BLOCK = st.builds(types.TierBlock, st.binary(max_size=16), st.binary(max_size=64), st.binary(max_size=16), TEXT)
-CONFIRMATION = st.builds(types.KvConfirmation, TICKET, UINT32, BLOCKS)
+CONFIRMATION = st.builds(types.KvConfirmation, TICKET, UINT32, BLOCKS, tuples(st.binary(max_size=16)))
 MESSAGES = tuples(st.builds(types.ChatMessage, TEXT, TEXT))
 # Seed and max_tokens exist twice in a GenerateRequest and once on the wire: outside.
 GENERATE = st.builds(

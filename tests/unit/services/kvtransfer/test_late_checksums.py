@@ -166,6 +166,10 @@ def test_of_a_streamed_prompt_it_is_on_its_way_before_the_last_acknowledgement_t
         shipping = asyncio.create_task(pair.ship(held, *STREAMED, turns=60))
         await until(lambda: pair.order == ["offer", "acknowledged"] and pair.outgoing.digested == 1)
         pair.incoming.may_store.clear()
+        pair.outgoing.may_digest.clear()
+        for _ in range(200):  # until all is computed and offered
+            await asyncio.sleep(0)
+        pair.outgoing.may_digest.set()
         await until(lambda: "confirm" in pair.order)
         assert pair.order.count("acknowledged") == 1
         pair.incoming.may_store.set()
