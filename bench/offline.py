@@ -176,8 +176,10 @@ def engine_config(model: str, device: str, flags: Sequence[str], shapes: Sequenc
         "max_waiting": max(shape.requests for shape in shapes),
         "max_running": max((shape.requests for shape in shapes if isinstance(shape, DecodeStep)), default=1),
     }
-    raised = {key: max(getattr(config, key), least) for key, least in needed.items() if not settings.has("engine", key)}
-    if not settings.has("engine", "tpot_target_ms"):
+    raised = {
+        key: max(getattr(config, key), least) for key, least in needed.items() if settings.last("engine", key) is None
+    }
+    if settings.last("engine", "tpot_target_ms") is None:
         config = dataclasses.replace(config, tpot_target_ms=0.0)
     return dataclasses.replace(config, **raised)
 

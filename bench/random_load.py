@@ -232,7 +232,7 @@ def load_config(model: str, device: str, flags: Sequence[str], clients: int) -> 
         "max_waiting": max(2, clients * 2 // 3),
         "max_step_tokens": 1024 if device == "cuda" else 256,
     }
-    unset = {key: value for key, value in scarce.items() if not settings.has("engine", key)}
+    unset = {key: value for key, value in scarce.items() if settings.last("engine", key) is None}
     return dataclasses.replace(settings.fill(ENGINE), **unset)
 
 
