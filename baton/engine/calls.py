@@ -27,7 +27,6 @@ from baton.engine.messages import (
     Send,
     Write,
 )
-
 from baton.engine.ownpool import OwnPool
 
 NOBODY = 0  # no request and no operation has this number

@@ -51,9 +51,9 @@ from baton.engine.messages import (
     Streamed,
     Written,
 )
+from baton.engine.ownpool import OwnPool
 from baton.engine.process import plain_drafter, serve
 from baton.engine.runner import Runner
-from baton.engine.ownpool import OwnPool
 from baton.engine.sharedpool import Descriptors
 
 STOP_SECONDS = 5.0  # an engine process that does not end by itself after its channel has closed is killed

@@ -25,7 +25,7 @@ SHARE_BYTES = 8 << 20  # at least, of a pull that several threads share: to wake
 
 _F_ADD_SEALS, _F_GET_SEALS = 1033, 1034  # <linux/fcntl.h>; the names are not in every Python's fcntl
 _SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW, _SEAL_FUTURE_WRITE = 0x1, 0x2, 0x4, 0x10
-_MADV_POPULATE_WRITE = 23  # <linux/mman.h>
+MADV_POPULATE_WRITE = 23  # <linux/mman.h>
 _SIZE_SEALS = _SEAL_SHRINK | _SEAL_GROW
 _SEALS = _SIZE_SEALS | _SEAL_FUTURE_WRITE | _SEAL_SEAL
 
@@ -70,7 +70,7 @@ class PoolMemory:
         MemoryError when they are not there. Does nothing before Linux 5.14.
         """
         try:
-            self._map.madvise(_MADV_POPULATE_WRITE)
+            self._map.madvise(MADV_POPULATE_WRITE)
         except OSError as error:
             if error.errno == errno.ENOMEM:
                 raise MemoryError(str(error)) from error

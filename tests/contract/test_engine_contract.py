@@ -38,7 +38,6 @@ class FakeContract(EngineContract):
 
         asyncio.run(main())
 
-
     def test_wrong_bytes_filled_into_blocks_that_held_the_right_ones_are_noticed(self) -> None:
         async def main() -> None:
             async with self.open(self.config()) as source, self.open(self.config()) as target:

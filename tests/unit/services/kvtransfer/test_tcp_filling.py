@@ -138,7 +138,7 @@ def test_one_flipped_bit_is_never_acknowledged(at: int) -> None:
 def test_what_is_stored_is_what_the_checksums_are_compared_with() -> None:
     async def scenario(worker: Worker, delivery: Delivery) -> None:
         worker.held.spoil = True
-        with pytest.raises(CorruptTransfer, match="block 0 .* as stored"):
+        with pytest.raises(CorruptTransfer, match=r"block 0 .* as stored"):
             await worker.receiver.offer(chunk_of(delivery.ticket))
 
     receiving(scenario)
