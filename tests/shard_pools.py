@@ -34,7 +34,7 @@ class ShardedRunner(RunnerAround):
         layout = replace(inner.card.format, shards=shards)
         memory = shared_pool_memory(inner.total_blocks, layout)
         assert memory is not None
-        memory.on_pull = self._came
+        memory.on_fill = self._came
         self._card, self._memory = replace(inner.card, format=layout), memory
         self._from_elsewhere: set[int] = set()
         self._parts: list[Part] = []

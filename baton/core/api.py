@@ -190,6 +190,15 @@ class WritableBlocks(Protocol):
         """The bytes of the blocks, to verify what was written."""
         ...
 
+    def fill_blocks(self, first_block: int, payload: bytes | memoryview, filled: int) -> tuple[bytes, ...]:
+        """Copy blocks as they travel, the last one with ``filled`` slots, into the request's own; a digest of each as
+        it is stored. Done when it returns, by the caller's thread, in the memory that ``EngineApi.pool`` shows.
+
+        TransferRejected for blocks that are not the request's own, or once it is computed; TransportUnavailable where
+        there is no such memory.
+        """
+        ...
+
     async def pull_blocks(
         self, first_block: int, source: int, source_blocks: Sequence[int], filled: int, strong: bytes = b""
     ) -> tuple[bytes, ...]:

@@ -3,7 +3,7 @@ a hand-over or from the cache tier."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from baton.core.clock import Clock
@@ -54,6 +54,11 @@ class BlockAccess:
     def fence(self, key: int) -> None:
         """Others than copies are to touch the request's blocks."""
         self._device.fence(key)
+
+    def filled(self, blocks: Sequence[int]) -> None:
+        """What a request goes on from was written to these blocks, perhaps by the front, which says so only now."""
+        if self._runner.memory is not None:
+            self._runner.memory.on_fill(blocks)
 
     def close(self) -> None:
         """Let go of other engines and their pools."""
@@ -120,6 +125,8 @@ class BlockAccess:
 
     def _import(self, command: Import) -> Written:
         """The first blocks are valid from now on, and in the prefix cache."""
-        for block, name, cache_class in held(self._find(command.key)).import_prefix(command.block_count):
+        sequence = held(self._find(command.key))
+        self.filled(sequence.blocks[sequence.hits : command.block_count])
+        for block, name, cache_class in sequence.import_prefix(command.block_count):
             self._pool.publish(block, name, cache_class)
         return Written(command.op)

@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractContextManager, aclosing, suppress
 from typing import Protocol
 
-from baton.core.errors import BatonError, PeerUnavailable
-from baton.core.types import FilledBlocks, FirstToken, TokenChunk, TokenRequest
+from baton.core.errors import BatonError, PeerUnavailable, TransferRejected, TransportUnavailable
+from baton.core.types import FilledBlocks, FirstToken, KvFormat, TokenChunk, TokenRequest
 from baton.engine.blockcopy import DIGEST_BYTES
 from baton.engine.mailbox import Mailbox
 from baton.engine.messages import (
@@ -27,6 +27,7 @@ from baton.engine.messages import (
     Send,
     Write,
 )
+from baton.engine.ownpool import OwnPool
 
 NOBODY = 0  # no request and no operation has this number
 
@@ -42,6 +43,11 @@ class Link(Protocol):
         """Wait until payloads are on their way."""
         ...
 
+    @property
+    def pool(self) -> OwnPool | None:
+        """The engine's, if it is host memory that can be shared."""
+        ...
+
     def operation(self) -> AbstractContextManager[tuple[int, Mailbox[bytes]]]:
         """A number for one read or write, and where its answer (for a write: nothing) will be."""
         ...
@@ -53,12 +59,19 @@ class Call:
     def __init__(self, key: int, waiting: TokenRequest | None = None) -> None:
         self.key = key
         self.waiting = waiting  # a prefill that is not admitted yet
+        self.is_held = False  # its blocks wait to be filled, and the engine does not touch them
         self.admitted: Mailbox[Admitted] = Mailbox()
         self.filled: Mailbox[FilledBlocks] = Mailbox()
         self.first: Mailbox[FirstToken] = Mailbox()
         self.chunks: Mailbox[TokenChunk] = Mailbox()
 
+    def admit(self, admitted: Admitted) -> None:
+        self.waiting = None
+        self.is_held = not admitted.computing
+        self.admitted.put(admitted)
+
     def fail(self, error: BatonError) -> None:
+        self.is_held = False
         for mailbox in (self.admitted, self.filled, self.first, self.chunks):
             mailbox.fail(error)
 
@@ -66,11 +79,11 @@ class Call:
 class _BlockAccess:
     """Satisfies ``baton.core.api.ImportableBlocks``."""
 
-    def __init__(self, link: Link, call: Call, admitted: Admitted, block_size: int) -> None:
+    def __init__(self, link: Link, call: Call, admitted: Admitted, layout: KvFormat) -> None:
         self._link = link
         self._call = call
         self._admitted = admitted
-        self._block_size = block_size
+        self._layout = layout
         self._cached_tokens = admitted.cached_tokens
 
     @property
@@ -83,6 +96,23 @@ class _BlockAccess:
             self._link.send(Write(self._call.key, op, first_block, payload))
             await self._link.drain()
             await reply.get()
+
+    def fill_blocks(self, first_block: int, payload: bytes | memoryview, filled: int) -> tuple[bytes, ...]:
+        """As ``write_blocks``; TransportUnavailable where the pool is not mapped here.
+
+        The engine does not touch the blocks of a held request, and learns what was filled when it is told to go on.
+        """
+        pool = self._link.pool
+        if pool is None:
+            raise TransportUnavailable("the engine's pool is not mapped here")
+        if not self._call.is_held:
+            raise TransferRejected("the request holds no blocks that wait to be filled")
+        first, blocks = self._cached_tokens // self._layout.block_size, self._admitted.blocks
+        count = -(-len(payload) // self._layout.block_bytes)
+        if not first <= first_block < first_block + count <= len(blocks):
+            last = first_block + count - 1
+            raise TransferRejected(f"blocks {first_block}..{last}: only {first}..{len(blocks) - 1} may be filled")
+        return pool.fill(blocks[first_block : first_block + count], payload, first_block, filled)
 
     async def pull_blocks(
         self, first_block: int, source: int, source_blocks: Sequence[int], filled: int, strong: bytes = b""
@@ -110,7 +140,7 @@ class _BlockAccess:
         with self._link.operation() as (op, reply):
             self._link.send(Import(self._call.key, op, block_count))
             await reply.get()
-        self._cached_tokens = block_count * self._block_size
+        self._cached_tokens = block_count * self._layout.block_size
 
     async def read_blocks(self, first_block: int, block_count: int) -> bytes:
         """TransferRejected when the request does not hold these blocks."""
@@ -124,6 +154,7 @@ class EngineReservation(_BlockAccess):
 
     async def decode(self, first: FirstToken | None) -> AsyncGenerator[TokenChunk, None]:
         if first is not None or not self._admitted.computing:
+            self._call.is_held = False
             self._link.send(Decode(self._call.key, first))
         async with aclosing(self._call.chunks.stream()) as chunks:
             async for chunk in chunks:
@@ -135,6 +166,7 @@ class EnginePrefill(_BlockAccess):
 
     def start(self) -> None:
         if not self._admitted.computing:
+            self._call.is_held = False
             self._link.send(Decode(self._call.key, None))
 
     def filled(self) -> AsyncGenerator[FilledBlocks, None]:

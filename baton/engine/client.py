@@ -51,9 +51,10 @@ from baton.engine.messages import (
     Streamed,
     Written,
 )
+from baton.engine.ownpool import OwnPool
 from baton.engine.process import plain_drafter, serve
 from baton.engine.runner import Runner
-from baton.engine.sharedpool import Descriptors, MappedPool
+from baton.engine.sharedpool import Descriptors
 
 STOP_SECONDS = 5.0  # an engine process that does not end by itself after its channel has closed is killed
 
@@ -70,7 +71,7 @@ class EngineClient:
         channel: AsyncChannel,
         descriptors: Descriptors,
         ready: Ready,
-        pool: MappedPool | None,
+        pool: OwnPool | None,
         exit_status: Callable[[], Awaitable[str]],
     ) -> None:
         """``exit_status`` says how the engine ended, once its channel has closed."""
@@ -102,7 +103,7 @@ class EngineClient:
         return self._stats.backlog_before(tier) + sum(ahead)
 
     @property
-    def pool(self) -> MappedPool | None:
+    def pool(self) -> OwnPool | None:
         return self._pool
 
     @property
@@ -129,13 +130,13 @@ class EngineClient:
     async def reserve(self, request: TokenRequest, compute_up_to: int = 0) -> AsyncIterator[EngineReservation]:
         with self._opened() as call:
             self.send(Reserve(call.key, request, compute_up_to))
-            yield EngineReservation(self, call, await call.admitted.get(), self._card.format.block_size)
+            yield EngineReservation(self, call, await call.admitted.get(), self._card.format)
 
     @asynccontextmanager
     async def prefill(self, request: TokenRequest, compute_up_to: int | None = None) -> AsyncIterator[EnginePrefill]:
         with self._opened(waiting=request) as call:
             self.send(Prefill(call.key, request, request.context_tokens if compute_up_to is None else compute_up_to))
-            yield EnginePrefill(self, call, await call.admitted.get(), self._card.format.block_size)
+            yield EnginePrefill(self, call, await call.admitted.get(), self._card.format)
 
     async def read_cached(self, names: Sequence[bytes]) -> bytes:
         with self.operation() as (op, reply):
@@ -190,7 +191,7 @@ class EngineClient:
         try:
             yield call
         finally:
-            del self._calls[call.key]
+            self._calls.pop(call.key).is_held = False
             if not self._end:
                 self._channel.send(Release(call.key))
 
@@ -241,8 +242,7 @@ class EngineClient:
     def _on_call(self, call: Call, event: Admitted | Filled | First | Streamed | Failed) -> None:
         match event:
             case Admitted():
-                call.waiting = None
-                call.admitted.put(event)
+                call.admit(event)
             case Filled(_, blocks):
                 call.filled.put(blocks)
             case First(_, first):
@@ -337,7 +337,7 @@ async def _client(
     channel: AsyncChannel, descriptors: Descriptors, ready: Ready, exit_status: Callable[[], Awaitable[str]]
 ) -> AsyncIterator[EngineClient]:
     """A client with its reader running; nothing of it is left afterwards."""
-    pool = MappedPool(descriptors.receive()) if ready.is_shared else None
+    pool = OwnPool(descriptors.receive(), ready.card.format) if ready.is_shared else None
     client = EngineClient(channel, descriptors, ready, pool, exit_status)
     reader = asyncio.create_task(client.read_reports(), name="engine-reports")
     try:

@@ -223,6 +223,7 @@ class EngineCore:
         if not 0 <= first.token_id < self._card.vocab_size:
             self._fail(sequence, TransferRejected(f"first token {first.token_id} is not in the vocabulary"))
             return
+        self.access.filled(sequence.blocks[sequence.hits : sequence.context_blocks()])
         finish = sequence.import_context(first)
         if finish is None:
             self._scheduler.start(sequence)
@@ -245,7 +246,8 @@ class EngineCore:
             return  # its front knows nothing of the interruption
         self._prompt_cached += sequence.usage().cached_tokens
         starts_itself = sequence.starts_itself
-        blocks = tuple(sequence.blocks) if sequence.is_prefill else ()
+        is_front_let_in = sequence.is_prefill or (self._runner.memory is not None and not starts_itself)
+        blocks = tuple(sequence.blocks[: sequence.context_blocks()]) if is_front_let_in else ()
         self._events.append(Admitted(sequence.key, sequence.computed, starts_itself, blocks))
         if starts_itself:
             self._scheduler.start(sequence)

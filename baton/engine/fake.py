@@ -81,7 +81,7 @@ class FakeRunner:
         held = memory or device
         self._pool = memoryview(bytearray(total_blocks * self._block_bytes)) if held is None else held.view
         if memory is not None:
-            memory.on_pull = self._note_written
+            memory.on_fill = self._note_written
         self._writes = 0
         self._written = [0] * total_blocks  # per block, the number of the last write to it
         self._verified: dict[int, _Verified] = {}  # per block, the prefix that was seen to be right up to its end

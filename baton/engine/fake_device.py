@@ -18,7 +18,7 @@ from baton.core.errors import TransportUnavailable
 from baton.core.types import DevicePool, KvFormat
 from baton.engine.device_copies import SLOT_BYTES, Copy, PoolMapping, Span
 from baton.engine.digest import block_digest
-from baton.engine.sharedpool import MappedPool, PoolMemory, copy_block
+from baton.engine.sharedpool import MappedPool, PoolMemory, copy_block, seal
 
 DEVICE = "fake"
 SLOTS = 2
@@ -47,6 +47,7 @@ class FakeCopies:
         self._look: Callable[[], None] = lambda: None
         self._begun: list[FakeCopy] = []
         size = memory.view.nbytes
+        seal(memory.fd)
         self.pool = DevicePool(_HANDLE.pack(os.getpid(), memory.fd), 0, size, DEVICE)
 
     def open(self, pool: DevicePool) -> FakeMapping:

@@ -237,7 +237,7 @@ class Admitted:
     key: int
     cached_tokens: int
     computing: bool = False  # it has started by itself
-    blocks: tuple[int, ...] = ()  # of a prefill: where in the pool its context will stand
+    blocks: tuple[int, ...] = ()  # where in the pool its context will stand, if its front may touch it there
 
 
 @dataclass(frozen=True, slots=True)

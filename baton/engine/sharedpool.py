@@ -1,8 +1,9 @@
 """A KV pool as memory that other processes of this host may map, and blocks copied out of their pools into ours.
 
 The pool lies in a memfd: it has no name, so nothing is left of it once the last process that mapped it has ended, by
-whatever signal. Its owner seals it: nobody can shrink it (a reader would be killed by SIGBUS) and whoever is handed the
-descriptor can map it for reading only. Linux 5.1 or newer; elsewhere a pool is private memory. No torch here.
+whatever signal. It is sealed: nobody can shrink it (a reader would be killed by SIGBUS) and, once engine and front have
+mapped it, whoever is handed the descriptor can map it for reading only. Linux 5.1 or newer; elsewhere a pool is private
+memory. No torch here.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ SHARE_BYTES = 8 << 20  # at least, of a pull that several threads share: to wake
 
 _F_ADD_SEALS, _F_GET_SEALS = 1033, 1034  # <linux/fcntl.h>; the names are not in every Python's fcntl
 _SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW, _SEAL_FUTURE_WRITE = 0x1, 0x2, 0x4, 0x10
-_MADV_POPULATE_WRITE = 23  # <linux/mman.h>
-_SEALS = _SEAL_SEAL | _SEAL_SHRINK | _SEAL_GROW | _SEAL_FUTURE_WRITE
+MADV_POPULATE_WRITE = 23  # <linux/mman.h>
+_SIZE_SEALS = _SEAL_SHRINK | _SEAL_GROW
+_SEALS = _SIZE_SEALS | _SEAL_FUTURE_WRITE | _SEAL_SEAL
 
 Written = Callable[[Sequence[int]], None]
 
@@ -37,7 +39,7 @@ def _ignore(blocks: Sequence[int]) -> None:
 class PoolMemory:
     """The owner's memory of one pool, zeroed; ``view`` is all of it, for reading and writing.
 
-    ``on_pull`` is called with blocks that were filled from another pool.
+    ``on_fill`` is called with blocks that are filled by other means than the runner's. It is not ``seal``ed yet.
     """
 
     def __init__(self, blocks: int, layout: KvFormat, threads: int = 1, block_copy: BlockCopy = PLAIN) -> None:
@@ -50,14 +52,14 @@ class PoolMemory:
         self._block_copy = block_copy
         # None is started before the first large pull, of which the caller's thread takes a share itself.
         self._copying = ThreadPoolExecutor(max(1, threads - 1), "kv-copy")
-        self.on_pull: Written = _ignore
+        self.on_fill: Written = _ignore
         self.fd = os.memfd_create("baton-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             size = blocks * layout.block_bytes
             os.ftruncate(self.fd, size)
             self._map = mmap.mmap(self.fd, size)
             self.view = memoryview(self._map)
-            fcntl.fcntl(self.fd, _F_ADD_SEALS, _SEALS)
+            fcntl.fcntl(self.fd, _F_ADD_SEALS, _SIZE_SEALS)
         except BaseException:
             os.close(self.fd)
             raise
@@ -68,7 +70,7 @@ class PoolMemory:
         MemoryError when they are not there. Does nothing before Linux 5.14.
         """
         try:
-            self._map.madvise(_MADV_POPULATE_WRITE)
+            self._map.madvise(MADV_POPULATE_WRITE)
         except OSError as error:
             if error.errno == errno.ENOMEM:
                 raise MemoryError(str(error)) from error
@@ -86,7 +88,7 @@ class PoolMemory:
         ``first_ordinal`` is the first one's place in its sequence; of the last one ``filled`` slots are copied, and the
         others zeroed.
         """
-        self.on_pull(blocks)
+        self.on_fill(blocks)
         if filled == self.layout.block_size:
             return self._copied(blocks, source, source_blocks, first_ordinal)
         whole = self._copied(blocks[:-1], source, source_blocks[:-1], first_ordinal)
@@ -221,6 +223,12 @@ def shared_pool_memory(
         return None
 
 
+def seal(fd: int) -> None:
+    """From now on this pool can be mapped for reading only; mappings that there are stay as they are. OSError when it
+    is sealed already, or no such memory."""
+    fcntl.fcntl(fd, _F_ADD_SEALS, _SEALS)
+
+
 def packed_digest(block: memoryview, ordinal: int, layout: KvFormat, filled: int) -> bytes:
     """16 bytes: XXH3 of the ``filled`` slots as they travel, seeded with the block's place in the sequence."""
     return xxh3_digest(packed_block(block, layout, filled), ordinal)
@@ -240,6 +248,14 @@ def copy_block(source: memoryview, target: memoryview, layout: KvFormat, filled:
         target[:] = source
     else:
         _copy_slots(target, source, layout, filled)
+
+
+def spread_block(packed: memoryview, target: memoryview, layout: KvFormat, filled: int) -> None:
+    """The opposite of ``packed_block``, into a block; the slots that did not travel are zeroed."""
+    run, kept = layout.slot_bytes * layout.block_size, layout.slot_bytes * filled
+    target[:] = bytes(len(target))
+    for index, start in enumerate(range(0, len(target), run)):
+        target[start : start + kept] = packed[index * kept : (index + 1) * kept]
 
 
 def _copy_slots(target: memoryview, source: memoryview, layout: KvFormat, filled: int) -> None:

@@ -110,10 +110,5 @@ class KvTransferConfig(ProcessConfig):
         return self.acknowledge_seconds / 2
 
     @property
-    def staging_bytes(self) -> int:
-        """Room for the offers of one request, which several share."""
-        return self.max_message_bytes * self.offers_in_flight
-
-    @property
     def checksum_policy(self) -> ChecksumPolicy:
         return ChecksumPolicy(self.checksums)

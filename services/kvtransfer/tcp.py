@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from baton.core.api import KvReceiverApi, PrefillRun, WritableBlocks
+from baton.core.api import KvReceiverApi, PrefillRun, SharedPool, WritableBlocks
 from baton.core.errors import TransferRejected
 from baton.core.types import FilledBlocks, KvChunk, KvFormat, KvHandshake, Ticket
 from services.kvtransfer.checksum import block_checksums, verify
 from services.kvtransfer.config import ChecksumPolicy
 from services.kvtransfer.layout import filled_slots, pack, unpack
-from services.kvtransfer.pool_blocks import PoolBlocks
-from services.kvtransfer.staging import Staging
+from services.kvtransfer.pool_blocks import TURN_BYTES, PoolBlocks
 from services.kvtransfer.transport import EarlyChunk, TransportName, require_checksums, require_equal
 
 
@@ -54,21 +53,21 @@ class TcpOutgoing:
 
 
 class TcpIncoming:
-    """Satisfies ``Incoming``. By way of ``staging``, if there is any, the engine takes the bytes without a socket
-    between, and digests what it stored; otherwise they are written to it and read back."""
+    """Satisfies ``Incoming``. Fills the reservation's blocks itself, and digests what it stores, where their pool is
+    mapped here; otherwise the bytes are sent to the engine and read back."""
 
     name = TransportName.TCP
 
-    def __init__(self, layout: KvFormat, checksums: ChecksumPolicy, staging: Staging | None = None) -> None:
+    def __init__(self, layout: KvFormat, checksums: ChecksumPolicy, pool: SharedPool | None = None) -> None:
         self._layout = layout
         self._checksums = checksums
-        self._staging = staging
+        self._pool = pool
 
     async def store(self, chunk: KvChunk, reservation: WritableBlocks, tokens: int) -> None:
         layout, body = self._layout, chunk.body
         self._check(chunk, layout, len(body), tokens)
-        if self._staging is not None and self._staging.fits(chunk.block_count):
-            await self._pull(self._staging, chunk, reservation, tokens)
+        if self._pool is not None:
+            await self._fill(chunk, reservation, tokens)
             return
         blocks = unpack(body, layout, chunk.block_count)
         if self._checksums is ChecksumPolicy.OFF:
@@ -92,10 +91,17 @@ class TcpIncoming:
     def decline(self, chunk: KvChunk) -> None:
         """The bytes are here already."""
 
-    async def _pull(self, staging: Staging, chunk: KvChunk, reservation: WritableBlocks, tokens: int) -> None:
-        filled = tokens - (chunk.block_count - 1) * self._layout.block_size
-        async with staging.laid_out(chunk) as blocks:
-            digests = await reservation.pull_blocks(chunk.first_block, staging.source, blocks, filled)
+    async def _fill(self, chunk: KvChunk, reservation: WritableBlocks, tokens: int) -> None:
+        """A little at a time, between the front's other work. Each time it is asked whether the blocks are still held,
+        and nobody can give them up amid a copy."""
+        layout, size, payload = self._layout, self._layout.block_bytes, memoryview(chunk.body)
+        most = max(1, TURN_BYTES // size)
+        digests: list[bytes] = []
+        for begin in range(0, chunk.block_count, most):
+            end = min(begin + most, chunk.block_count)
+            filled = min(layout.block_size, tokens - (end - 1) * layout.block_size)
+            digests += reservation.fill_blocks(chunk.first_block + begin, payload[begin * size : end * size], filled)
+            await asyncio.sleep(0)
         if self._checksums is not ChecksumPolicy.OFF:
             require_equal(digests, chunk, when="as stored")
 

@@ -19,7 +19,6 @@ from services.kvtransfer.handshake import identity
 from services.kvtransfer.nccl import NcclIncoming, NcclOutgoing
 from services.kvtransfer.pool_blocks import pool_blocks
 from services.kvtransfer.shm import shared_memory
-from services.kvtransfer.staging import staging
 from services.kvtransfer.tcp import TcpIncoming, TcpOutgoing
 from services.kvtransfer.transport import Incoming, Outgoing, TransportName
 
@@ -82,8 +81,7 @@ def open_transports(
             raise ConfigError(f"kvtransfer.transports: this worker has none of {', '.join(config.transports)}")
         order = list(TransportName)
         outgoing.sort(key=lambda way: order.index(way.name))
-        staged = stack.enter_context(staging(engine, layout, config.staging_bytes))
         names = tuple(way.name.value for way in outgoing)
         hello = identity(worker_id, epoch, engine.card, names, host_name() if doors else "")
-        taken = (TcpIncoming(layout, checksums, staged), *incoming)
+        taken = (TcpIncoming(layout, checksums, engine.pool), *incoming)
         yield Transports(tuple(outgoing), taken, hello, tuple(doors), config.local_calls)

@@ -1,6 +1,7 @@
 """What every ``EngineApi`` promises, whatever computes inside: subclass ``EngineContract`` and say how to open one.
 
-What the plan may direct is in ``directive_contract.py``.
+What the plan may direct is in ``directive_contract.py``, what fronts may do with a shared pool in
+``filling_contract.py``.
 
 The suite compares an engine only with itself, so it fits the fake and real models alike. It needs a model with at
 least 384 token ids, whose float32 results do not depend on the batch.
@@ -18,7 +19,6 @@ import pytest
 from baton.core.errors import Expired, InvalidRequest, Overloaded, TransferRejected, TransportUnavailable
 from baton.core.types import FinishReason, Sampling, StopRules, Tier, TokenChunk
 from baton.engine.client import EngineClient
-from tests.contract.directive_contract import DirectiveContract
 from tests.contract.engine_driving import (
     answer,
     assert_idle,
@@ -30,11 +30,12 @@ from tests.contract.engine_driving import (
     tokens_of,
     until,
 )
+from tests.contract.filling_contract import FillingContract
 
 SAMPLED = Sampling(temperature=0.8, top_k=40, seed=7, repetition_penalty=1.2, frequency_penalty=0.1)
 
 
-class EngineContract(DirectiveContract):
+class EngineContract(FillingContract):
     chunk_sizes: ClassVar[tuple[int, ...]] = (1, 3, 4, 5, 20, 21)
 
     # --- the same tokens, whatever happens around them ----------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import ClassVar
 import pytest
 
 from baton.core.errors import CorruptTransfer
+from baton.core.types import CacheClass, CachePolicy
 from baton.engine.client import EngineClient, spawn_engine, threaded_engine
 from baton.engine.config import EngineConfig
 from baton.engine.fake import FakeRunner, fake_card
@@ -34,6 +35,29 @@ class FakeContract(EngineContract):
                 assert again[0].usage is not None
                 assert again[0].usage.cached_tokens == 0
                 assert tokens_of(again) == tokens_of(await answer(source, wanted))
+
+        asyncio.run(main())
+
+    def test_wrong_bytes_filled_into_blocks_that_held_the_right_ones_are_noticed(self) -> None:
+        async def main() -> None:
+            async with self.open(self.config()) as source, self.open(self.config()) as target:
+                if target.pool is None:
+                    pytest.skip("this engine's pool is not shared memory")
+                wanted = request(prompt(3 * self.block_size + 1), 3, cache=CachePolicy(CacheClass.NONE))
+                async with source.prefill(wanted) as run:
+                    first = await run.first_token()
+                    payload = bytes(await run.read_blocks(0, 3)), bytes(await run.read_blocks(3, 1))
+                for right in (True, False):  # the same blocks, with the same tokens
+                    async with target.reserve(wanted) as reservation:
+                        data = payload[0] if right else bytes(len(payload[0]))
+                        reservation.fill_blocks(0, data, self.block_size)
+                        reservation.fill_blocks(3, payload[1], self.block_size)
+                        if right:
+                            await drain(reservation, first)
+                        else:
+                            with pytest.raises(CorruptTransfer):
+                                await drain(reservation, first)
+                    await assert_idle(target)
 
         asyncio.run(main())
 

@@ -8,7 +8,7 @@ import pytest
 
 from baton.core.errors import TransportUnavailable
 from baton.core.types import KvFormat
-from baton.engine.sharedpool import Descriptors, MappedPool, PeerPools, PoolMemory, packed_digest
+from baton.engine.sharedpool import Descriptors, MappedPool, PeerPools, PoolMemory, packed_digest, seal
 from services.kvtransfer.checksum import block_checksums
 from services.kvtransfer.layout import pack
 
@@ -19,6 +19,7 @@ SIZE = LAYOUT.block_bytes
 def pool_of(blocks: int, *, first_byte: int = 0) -> PoolMemory:
     memory = PoolMemory(blocks, LAYOUT)
     memory.view[:] = bytes((first_byte + i * 7) % 251 for i in range(blocks * SIZE))
+    seal(memory.fd)
     return memory
 
 

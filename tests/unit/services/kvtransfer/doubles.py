@@ -64,6 +64,9 @@ class Held:
     async def read_blocks(self, first_block: int, block_count: int) -> bytes:
         return b"".join(self.stored[ordinal] for ordinal in range(first_block, first_block + block_count))
 
+    def fill_blocks(self, first_block: int, payload: bytes | memoryview, filled: int) -> tuple[bytes, ...]:
+        raise NotImplementedError
+
     async def pull_blocks(
         self, first_block: int, source: int, source_blocks: Sequence[int], filled: int, strong: bytes = b""
     ) -> tuple[bytes, ...]:
