@@ -28,8 +28,9 @@ async def connect(config: StateConfig) -> AsyncIterator[Redis]:
     client = Redis.from_url(  # pyright: ignore[reportUnknownMemberType]
         config.url,
         password=config.password or None,
-        socket_timeout=None,  # ``within`` keeps the time of every call, and knows of a busy process
-        socket_connect_timeout=config.connect_timeout_ms / 1000,
+        # ``within`` keeps the time of every call, its connecting included, and knows of a busy process.
+        socket_timeout=None,
+        socket_connect_timeout=None,
         retry=Retry(NoBackoff(), 0),
         decode_responses=False,
     )
