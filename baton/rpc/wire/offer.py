@@ -16,6 +16,7 @@ from protos.baton.v1 import kvtransfer_pb2 as pb
 
 Piece = bytes | memoryview
 
+_GROUP = (3, 4)
 _VARINT, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5  # kinds of fields
 _LONGEST_VARINT = 10
 _PAYLOAD = pb.OfferRequest.PAYLOAD_FIELD_NUMBER << 3 | _BYTES
@@ -42,6 +43,8 @@ class Offer:
         at = 0
         while at < len(data):
             tag, value = _read_varint(view, at)
+            if tag & 7 in _GROUP:  # of a newer version, perhaps: protobuf knows where it ends
+                break
             begin, end = _value(view, tag, value)
             if tag == _PAYLOAD:
                 rest = pb.OfferRequest.FromString(b"".join((view[:at], view[end:])))

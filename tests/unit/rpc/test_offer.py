@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from baton.rpc.wire.offer import Offer
@@ -62,6 +62,7 @@ def test_of_two_payloads_the_last_one_counts() -> None:
     assert (offer.rest, offer.pieces) == (pb.OfferRequest(block_count=3), (b"last",))
 
 
+@example(data=b"s\x08\x00t")  # an unknown group
 @given(data=st.binary(max_size=40))
 def test_it_refuses_what_protobuf_refuses(data: bytes) -> None:
     try:
