@@ -6,9 +6,16 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from baton.core.errors import PeerUnavailable
 from tests.networks import DirectNetwork, NetworkFactory, WireNetwork
+
+# The same cases in every run, so that a change is judged by what it changes: `--hypothesis-profile=new_cases` looks
+# for others.
+settings.register_profile("same_cases", derandomize=True)
+settings.register_profile("new_cases", derandomize=False)
+settings.load_profile("same_cases")
 
 # Read when torch loads its OpenMP library: idle threads that spin make everything else on the machine crawl.
 os.environ.setdefault("GOMP_SPINCOUNT", "0")

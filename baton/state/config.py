@@ -15,7 +15,7 @@ SCHEMES = ("redis", "rediss", "unix")
 @dataclass(frozen=True, slots=True)
 class StateConfig:
     """``url`` is redis://HOST:PORT/DB; rediss:// and unix:// too, as redis-py takes them. ``timeout_ms`` is the budget
-    of one call; a frozen server costs no more.
+    of one call, ``connect_timeout_ms`` what it may need besides to connect; a frozen server costs no more than both.
 
     ``quota_budget_ms`` is that of one admission or settlement, connecting included. How an admission ended is
     remembered for ``quota_remember_seconds``: a settlement whose answer was lost may be sent again so long.

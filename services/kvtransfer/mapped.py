@@ -2,8 +2,7 @@
 
 Only names of blocks are offered; their checksums come with the offer or with the confirmation. A sender that goes on
 while the receiver copies (the call was cancelled, its blocks were used again) can spoil only the copy, and a spoilt
-copy is never valid. Such transports
-differ in where the pool lies and who digests its blocks.
+copy is never valid. Such transports differ in where the pool lies and who digests its blocks.
 """
 
 from __future__ import annotations

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from baton.core.api import PrefillRun, Reservation
 from baton.core.errors import CorruptTransfer, TransferRejected, TransportUnavailable
 from baton.core.types import KvSource, LocalDoor
 from services.kvtransfer.transport import TransportName
@@ -34,6 +35,15 @@ def mappings() -> int:
     return Path("/proc/self/maps").read_text(encoding="utf-8").count("memfd:baton-kv")
 
 
+@asynccontextmanager
+async def computed(sender: Worker, receiver: Worker) -> AsyncIterator[tuple[Reservation, PrefillRun]]:
+    """A reservation at the receiver that the sender has called, and the same prompt's blocks, whole at the sender."""
+    await sender.kv.outgoing.open(receiver.answer)
+    async with receiver.engine.reserve(PROMPT) as reservation, sender.engine.prefill(PROMPT) as source:
+        await source.first_token()
+        yield reservation, source
+
+
 def test_blocks_get_into_the_reservation_and_nothing_travels(run: Callable[[Scenario], None]) -> None:
     async def scenario(sender: Worker, receiver: Worker) -> None:
         outgoing, incoming = sender.kv.outgoing, receiver.kv.incoming
@@ -54,9 +64,7 @@ def test_blocks_get_into_the_reservation_and_nothing_travels(run: Callable[[Scen
 
 def test_wrong_blocks_and_wrong_checksums_are_corrupt(run: Callable[[Scenario], None]) -> None:
     async def scenario(sender: Worker, receiver: Worker) -> None:
-        await sender.kv.outgoing.open(receiver.answer)
-        async with receiver.engine.reserve(PROMPT) as reservation, sender.engine.prefill(PROMPT) as source:
-            await source.first_token()
+        async with computed(sender, receiver) as (reservation, source):
             chunk = await sender.kv.outgoing.chunk(TICKET, source, WHOLE)
             assert chunk.source is not None
             a, b, *rest = chunk.source.blocks
@@ -83,9 +91,7 @@ def test_blocks_are_stored_before_their_checksums_are_made_and_compared_with_the
     run: Callable[[Scenario], None],
 ) -> None:
     async def scenario(sender: Worker, receiver: Worker) -> None:
-        await sender.kv.outgoing.open(receiver.answer)
-        async with receiver.engine.reserve(PROMPT) as reservation, sender.engine.prefill(PROMPT) as source:
-            await source.first_token()
+        async with computed(sender, receiver) as (reservation, source):
             early = sender.kv.outgoing.early_chunk(TICKET, source, WHOLE)
             assert early is not None
             assert early.chunk.checksums == ()
@@ -114,9 +120,7 @@ def test_blocks_of_an_epoch_that_never_called_or_blocks_outside_its_pool_are_ref
     run: Callable[[Scenario], None],
 ) -> None:
     async def scenario(sender: Worker, receiver: Worker) -> None:
-        await sender.kv.outgoing.open(receiver.answer)
-        async with receiver.engine.reserve(PROMPT) as reservation, sender.engine.prefill(PROMPT) as source:
-            await source.first_token()
+        async with computed(sender, receiver) as (reservation, source):
             chunk = await sender.kv.outgoing.chunk(TICKET, source, WHOLE)
             name = sender.kv.outgoing.name
             for bad in (KvSource(77, (0, 1, 2, 3, 4, 5), name), KvSource(1, (0, 1, 2, 3, 4, 32), name)):
