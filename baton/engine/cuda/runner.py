@@ -66,6 +66,7 @@ class CudaRunner:
         """``resources`` are closed with the runner."""
         self._resources = resources
         self._machinery = machinery
+        self._energy = machinery.energy  # what was used is told after the end, too
         self._card = card
         self._slots = [Slot(machinery.results, machinery.copy) for _ in range(STEPS_AHEAD + 1)]
         self._flights: deque[Flight] = deque()
@@ -95,7 +96,7 @@ class CudaRunner:
 
     @property
     def times(self) -> RunnerTimes:
-        return self._timer.times._replace(joules=self._machinery.energy.joules())
+        return self._timer.times._replace(joules=self._energy.joules())
 
     @torch.inference_mode()
     def launch(self, parts: Sequence[Part]) -> None:

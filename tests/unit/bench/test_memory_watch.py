@@ -24,10 +24,18 @@ def watched(monkeypatch: pytest.MonkeyPatch, *mebibytes: float) -> MemoryWatch:
 
 def test_memory_that_grows_is_told_and_a_peak_in_between_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     growing = watched(monkeypatch, *(5000 + 4 * second for second in range(LEAST_SAMPLES)))
-    assert growing.faults() == ["device memory grew from 5018 to 5138 MiB"]
+    assert growing.faults() == ["device memory grew from 5004 to 5124 MiB"]
     flat = watched(monkeypatch, *(5000 + 900 * (second == 20) for second in range(LEAST_SAMPLES)))
     assert flat.faults() == []
     assert flat.figures()["device"]["peak"] == 5900
+
+
+def test_what_comes_and_goes_hides_no_growth_and_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = [(0, 900)[second % 2] * (second > LEAST_SAMPLES // 2) for second in range(LEAST_SAMPLES)]
+    assert watched(monkeypatch, *(5000 + passing for passing in busy)).faults() == []
+    leaking = watched(monkeypatch, *(5000 + 2 * second + passing for second, passing in enumerate(busy)))
+    [fault] = leaking.faults()
+    assert fault.startswith("device memory grew from 5002 to ")
 
 
 def test_a_few_samples_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
