@@ -41,6 +41,7 @@ from bench.metrics import percentiles
 WORKERS = 2  # of each role
 REQUEST_SECONDS = 120.0
 FAKE_SETTINGS = ("engine.fake_step_ms=20", "engine.max_step_tokens=64")  # a prompt of 400 tokens takes 0.14 s
+ROLES = (Role.PREFILL, Role.DECODE)
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
@@ -205,8 +206,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--output", type=int, default=80, help="tokens out")
     parser.add_argument("--steady", type=float, default=4.0, help="seconds of load before the signal")
     parser.add_argument("--after", type=float, default=3.0, help="seconds of load after it")
-    parser.add_argument("--roles", default="prefill,decode")
-    parser.add_argument("--signals", default="kill,stop")
+    parser.add_argument("--roles", nargs="+", choices=[role.value for role in ROLES], default=ROLES)
+    parser.add_argument("--signals", nargs="+", choices=list(SIGNALS), default=list(SIGNALS))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--save", type=Path, help="write the JSON here instead of printing it")
     return parser
@@ -225,8 +226,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.after,
         arguments.seed,
     )
-    roles = [Role(role) for role in arguments.roles.split(",")]
-    document = run(plan, roles, arguments.signals.split(","), shlex.join(["python", "-m", "bench.failover", *words]))
+    roles = [Role(role) for role in arguments.roles]
+    document = run(plan, roles, arguments.signals, shlex.join(["python", "-m", "bench.failover", *words]))
     text = json.dumps(document, indent=1)
     if arguments.save is None:
         print(text)
