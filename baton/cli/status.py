@@ -30,24 +30,24 @@ class Said:
 
 
 async def registered(record: StackRecord) -> dict[str, ProcessRecord]:
-    """The registry's records by process id; empty when Redis is away."""
+    """The registry's records by process id. StateUnavailable when Redis is away."""
     config = StateConfig(
         url=record.state_url, password=record.state_password, namespace=record.state_namespace, timeout_ms=1000
     )
     async with connect(config) as client:
-        try:
-            return {found.id: found for found in await RedisRegistry(client, config).processes()}
-        except StateUnavailable:
-            return {}
+        return {found.id: found for found in await RedisRegistry(client, config).processes()}
 
 
 async def entries(record: StackRecord) -> list[dict[str, object]]:
     """One JSON object a process, in the form of ``baton status --json``."""
-    known = await registered(record)
+    try:
+        known, redis = await registered(record), WorkerState.READY
+    except StateUnavailable:
+        known, redis = {}, WorkerState.DEAD  # one that is silent is dead
     found = [known.get(process.id) for process in record.processes]
     # An id of an earlier process, whose lease has not ended yet, says nothing about this one.
     mine = [f if f and f.pid == p.pid else None for f, p in zip(found, record.processes, strict=True)]
-    said = await asyncio.gather(*(_said(*pair) for pair in zip(record.processes, mine, strict=True)))
+    said = await asyncio.gather(*(_said(*pair, redis) for pair in zip(record.processes, mine, strict=True)))
     return [_entry(*each) for each in zip(record.processes, mine, said, strict=True)]
 
 
@@ -75,12 +75,12 @@ def _entry(process: LaunchedProcess, found: ProcessRecord | None, said: Said) ->
     return entry
 
 
-async def _said(process: LaunchedProcess, found: ProcessRecord | None) -> Said:
-    """Of gateways, too, what they do without: no registry tells that."""
+async def _said(process: LaunchedProcess, found: ProcessRecord | None, redis: WorkerState) -> Said:
+    """Of gateways, too, what they do without: no registry tells that. ``redis``: what Redis turned out to be."""
     if not is_alive(process.pid):
         return Said(WorkerState.DEAD)
     if process.service == "redis":
-        return Said(WorkerState.READY)
+        return Said(redis)
     address = process.http_address if found is None else found.http_address
     if not address:
         return Said(WorkerState.LOADING if found is None else found.state)

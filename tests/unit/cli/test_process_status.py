@@ -147,6 +147,13 @@ def test_memory_counts_the_children_of_a_process() -> None:
     assert child.pid not in family(ME)
 
 
+def test_a_redis_that_does_not_answer_is_dead_though_its_process_lives() -> None:
+    redis = LaunchedProcess("redis", "redis-0", ME)
+    nowhere = f"redis://127.0.0.1:{free_port()}/0"
+    [entry] = asyncio.run(entries(StackRecord(ME, "h:3", "key", "m", nowhere, "", "baton", (redis,), ready=True)))
+    assert entry["state"] == "dead"
+
+
 def test_the_table_has_a_row_a_process(redis: str) -> None:
     processes = shown(
         redis,
