@@ -1,4 +1,5 @@
-"""The two ends of a transport whose receiver copies out of the sender's pool, which it has mapped.
+"""The two ends of a transport whose receiver copies out of the sender's pool, which it has mapped: its front does, or
+its engine where the pool is a GPU's.
 
 Only names of blocks are offered; their checksums come with the offer or with the confirmation. A sender that goes on
 while the receiver copies (the call was cancelled, its blocks were used again) can spoil only the copy, and a spoilt
@@ -7,6 +8,7 @@ copy is never valid. Such transports differ in where the pool lies and who diges
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,9 +16,11 @@ from typing import Any
 from baton.core.api import KvReceiverApi, PrefillRun, WritableBlocks
 from baton.core.errors import TransferRejected, TransportUnavailable
 from baton.core.types import FilledBlocks, KvChunk, KvFormat, KvHandshake, KvSource, Ticket
+from baton.engine.sharedpool import MappedPool
 from services.kvtransfer.callers import DoorCalls
-from services.kvtransfer.door import PoolDoor
+from services.kvtransfer.door import PoolDoor, Source
 from services.kvtransfer.layout import pack
+from services.kvtransfer.pool_blocks import turns
 from services.kvtransfer.transport import (
     Digests,
     EarlyChunk,
@@ -93,17 +97,17 @@ class MappedIncoming:
         self,
         name: TransportName,
         door: PoolDoor,
-        block_size: int,
+        layout: KvFormat,
         *,
         verified: bool,
         strong: Strong,
         digest: BlockDigest | None = None,
     ) -> None:
-        """``verified``: checksums are required, and compared with digests of what was stored. ``digest`` computes those
-        of blocks that this front reads itself; None: it cannot read them."""
+        """``layout``: of this worker. ``verified``: checksums are required, and compared with digests of what was
+        stored. ``digest`` computes those of blocks that this front reads itself; None: it cannot read them."""
         self.name = name
         self._door = door
-        self._block_size = block_size
+        self._layout = layout
         self._verified = verified
         self._strong = strong
         self._digest = digest
@@ -111,13 +115,13 @@ class MappedIncoming:
     async def store(self, chunk: KvChunk, reservation: WritableBlocks, tokens: int) -> Digests | None:
         is_late = bool(chunk.late_checksums)
         origin = self._origin(chunk, require_late_checksums if is_late else require_checksums)
-        source = self._door.source(origin.epoch)
-        filled = tokens - (chunk.block_count - 1) * self._block_size
-        found = await reservation.pull_blocks(
-            chunk.first_block, source.number, origin.blocks, filled, self._strong(chunk)
-        )
-        if self._door.source(origin.epoch) is not source:
-            raise TransportUnavailable(f"{self.name}: the sender has called anew meanwhile")
+        source, first = self._door.source(origin.epoch), chunk.first_block
+        filled = tokens - (chunk.block_count - 1) * self._layout.block_size
+        if isinstance(source.pool, MappedPool):
+            found = await self._copied(first, source, origin, reservation, filled)
+        else:
+            found = await reservation.pull_blocks(first, source.pool, origin.blocks, filled, self._strong(chunk))
+            self._require_current(source, origin)
         if not self._verified:
             return None
         if is_late:
@@ -125,10 +129,28 @@ class MappedIncoming:
         require_equal(found, chunk, when="as stored")
         return None
 
+    async def _copied(
+        self, first_block: int, source: Source, origin: KvSource, reservation: WritableBlocks, filled: int
+    ) -> Digests:
+        """A little at a time, between the front's other work. Each time it is asked whether the blocks are still held
+        and the pool still mapped, and neither can end amid a copy."""
+        found: list[bytes] = []
+        for turn in turns(len(origin.blocks), self._layout):
+            blocks = origin.blocks[turn.start : turn.stop]
+            slots = filled if turn.stop == len(origin.blocks) else self._layout.block_size
+            found += reservation.copy_blocks(first_block + turn.start, source.pool.view, blocks, slots)
+            await asyncio.sleep(0)
+            self._require_current(source, origin)
+        return tuple(found)
+
+    def _require_current(self, source: Source, origin: KvSource) -> None:
+        if self._door.source(origin.epoch) is not source:
+            raise TransportUnavailable(f"{self.name}: the sender has called anew meanwhile")
+
     def read(self, chunk: KvChunk, layout: KvFormat, tokens: int) -> bytes:
         origin = self._origin(chunk, require_checksums)
         pool = self._door.source(origin.epoch).pool
-        if self._digest is None or pool is None:
+        if self._digest is None or not isinstance(pool, MappedPool):
             raise not_converted(self.name)
         size, held = layout.block_bytes, len(pool.view) // layout.block_bytes
         if not all(block < held for block in origin.blocks):

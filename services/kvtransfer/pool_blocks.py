@@ -16,6 +16,13 @@ from baton.engine.sharedpool import packed_block, packed_digest
 TURN_BYTES = 2 << 20  # a tenth of a millisecond
 
 
+def turns(block_count: int, layout: KvFormat) -> Iterator[range]:
+    """All blocks, as many at a time as a front may spend on before it looks at its other work."""
+    most = max(1, TURN_BYTES // layout.block_bytes)
+    for first in range(0, block_count, most):
+        yield range(first, min(first + most, block_count))
+
+
 class PoolBlocks:
     """``checksums`` has a thread of its own, which computes those of one offer after those of another: the first offers
     are on their way while the next ones are digested, and the front's loop goes on."""
@@ -45,11 +52,10 @@ class PoolBlocks:
         """The same, computed by the loop's own thread, a little at a time: to wake another one takes as long as to
         digest megabytes."""
         found: list[bytes] = []
-        most = max(1, TURN_BYTES // self._layout.block_bytes)
-        stop = blocks.first_block + blocks.block_count
-        for first in range(blocks.first_block, stop, most):
-            part = blocks.part(first, min(most, stop - first), self._layout.block_size)
-            found += self._digests(run.block_ids(first, part.block_count), part)
+        for turn in turns(blocks.block_count, self._layout):
+            first = blocks.first_block + turn.start
+            part = blocks.part(first, len(turn), self._layout.block_size)
+            found += self._digests(run.block_ids(first, len(turn)), part)
             await asyncio.sleep(0)
         return tuple(found)
 
