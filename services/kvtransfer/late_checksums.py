@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import repeat
+
 from baton.core.errors import TransferRejected
 from baton.core.types import KvChunk, KvConfirmation
-from services.kvtransfer.checksum import compare
+from services.kvtransfer.checksum import mismatch
 from services.kvtransfer.transport import Digests
 
 
@@ -28,7 +30,9 @@ class LateChecksums:
         first, count, checksums = confirmation.first_block, confirmation.block_count, confirmation.checksums
         if checksums and len(checksums) != count:
             raise TransferRejected(f"checksums: one for each of {count} blocks is required, got {len(checksums)}")
-        for block in sorted(block for block in self._found if first <= block < first + count):
-            if not checksums or not checksums[block - first]:
+        for block, checksum in zip(range(first, first + count), checksums or repeat(b"", count), strict=True):
+            found = self._found.get(block)
+            if found is not None and not checksum:
                 raise TransferRejected(f"checksums: block {block} was offered without, and none came")
-            compare([self._found[block]], block, [checksums[block - first]], when="as stored")
+            if found is not None and found != checksum:
+                raise mismatch(block, when="as stored")

@@ -8,7 +8,6 @@ copy is never valid. Such transports differ in where the pool lies and who diges
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +19,7 @@ from baton.engine.sharedpool import MappedPool
 from services.kvtransfer.callers import DoorCalls
 from services.kvtransfer.door import PoolDoor, Source
 from services.kvtransfer.layout import pack
-from services.kvtransfer.pool_blocks import turns
+from services.kvtransfer.pool_blocks import in_turns
 from services.kvtransfer.transport import (
     Digests,
     EarlyChunk,
@@ -115,13 +114,14 @@ class MappedIncoming:
     async def store(self, chunk: KvChunk, reservation: WritableBlocks, tokens: int) -> Digests | None:
         is_late = bool(chunk.late_checksums)
         origin = self._origin(chunk, require_late_checksums if is_late else require_checksums)
-        source, first = self._door.source(origin.epoch), chunk.first_block
+        source = self._door.source(origin.epoch)
         filled = tokens - (chunk.block_count - 1) * self._layout.block_size
         if isinstance(source.pool, MappedPool):
-            found = await self._copied(first, source, origin, reservation, filled)
+            found = await self._copied(chunk, origin, source, source.pool, reservation, filled)
         else:
-            found = await reservation.pull_blocks(first, source.pool, origin.blocks, filled, self._strong(chunk))
-            self._require_current(source, origin)
+            strong = self._strong(chunk)
+            found = await reservation.pull_blocks(chunk.first_block, source.pool, origin.blocks, filled, strong)
+            self._require_still(source, origin)
         if not self._verified:
             return None
         if is_late:
@@ -130,20 +130,27 @@ class MappedIncoming:
         return None
 
     async def _copied(
-        self, first_block: int, source: Source, origin: KvSource, reservation: WritableBlocks, filled: int
+        self,
+        chunk: KvChunk,
+        origin: KvSource,
+        source: Source,
+        pool: MappedPool,
+        reservation: WritableBlocks,
+        filled: int,
     ) -> Digests:
-        """A little at a time, between the front's other work. Each time it is asked whether the blocks are still held
-        and the pool still mapped, and neither can end amid a copy."""
-        found: list[bytes] = []
-        for turn in turns(len(origin.blocks), self._layout):
-            blocks = origin.blocks[turn.start : turn.stop]
-            slots = filled if turn.stop == len(origin.blocks) else self._layout.block_size
-            found += reservation.copy_blocks(first_block + turn.start, source.pool.view, blocks, slots)
-            await asyncio.sleep(0)
-            self._require_current(source, origin)
-        return tuple(found)
+        """In turns. Each time it is asked whether the blocks are still held and the pool is still mapped, and neither
+        can end amid a copy."""
+        layout = self._layout
 
-    def _require_current(self, source: Source, origin: KvSource) -> None:
+        def copy(turn: range) -> Digests:
+            self._require_still(source, origin)
+            blocks, is_last = origin.blocks[turn.start : turn.stop], turn.stop == chunk.block_count
+            slots = filled if is_last else layout.block_size
+            return reservation.copy_blocks(chunk.first_block + turn.start, pool.view, blocks, slots)
+
+        return await in_turns(chunk.block_count, layout, copy)
+
+    def _require_still(self, source: Source, origin: KvSource) -> None:
         if self._door.source(origin.epoch) is not source:
             raise TransportUnavailable(f"{self.name}: the sender has called anew meanwhile")
 
