@@ -37,12 +37,7 @@ def compare(found: Sequence[bytes], first_block: int, checksums: Sequence[bytes]
     """CorruptTransfer naming the first block whose digest in ``found`` is not the one in ``checksums``."""
     for index, (got, expected) in enumerate(zip(found, checksums, strict=True)):
         if got != expected:
-            raise mismatch(first_block + index, when=when)
-
-
-def mismatch(block: int, *, when: str) -> CorruptTransfer:
-    """Of a block whose digest is not the one that it should have."""
-    return CorruptTransfer(f"block {block} does not match its checksum {when}")
+            raise CorruptTransfer(f"block {first_block + index} does not match its checksum {when}")
 
 
 def named_checksum(name: bytes, payload: bytes | memoryview) -> bytes:

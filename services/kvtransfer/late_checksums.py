@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import repeat
-
 from baton.core.errors import TransferRejected
 from baton.core.types import KvChunk, KvConfirmation
-from services.kvtransfer.checksum import mismatch
+from services.kvtransfer.checksum import compare
 from services.kvtransfer.transport import Digests
 
 
@@ -30,9 +28,10 @@ class LateChecksums:
         first, count, checksums = confirmation.first_block, confirmation.block_count, confirmation.checksums
         if checksums and len(checksums) != count:
             raise TransferRejected(f"checksums: one for each of {count} blocks is required, got {len(checksums)}")
-        for block, checksum in zip(range(first, first + count), checksums or repeat(b"", count), strict=True):
-            found = self._found.get(block)
-            if found is not None and not checksum:
-                raise TransferRejected(f"checksums: block {block} was offered without, and none came")
-            if found is not None and found != checksum:
-                raise mismatch(block, when="as stored")
+        offered = range(first, first + count)
+        lacking = [each for each in self._found if each in offered and not (checksums and checksums[each - first])]
+        if lacking:
+            raise TransferRejected(f"checksums: block {min(lacking)} was offered without, and none came")
+        # Blocks that are verified already are equal to whatever is said of them.
+        found = [self._found.get(block, checksum) for block, checksum in enumerate(checksums, first)]
+        compare(found, first, checksums, when="as stored")
