@@ -199,13 +199,21 @@ class WritableBlocks(Protocol):
         """
         ...
 
-    async def pull_blocks(
-        self, first_block: int, source: int, source_blocks: Sequence[int], filled: int, strong: bytes = b""
+    def copy_blocks(
+        self, first_block: int, source: memoryview, source_blocks: Sequence[int], filled: int
     ) -> tuple[bytes, ...]:
-        """Copy blocks of the attached pool ``source`` into the request's own, of the last one ``filled`` slots.
+        """As ``fill_blocks``, out of a pool of the same layout that is mapped here: ``source`` is all of it. The digest
+        of the last block is of its filled slots as they travel. TransportUnavailable also for blocks that the pool has
+        not."""
+        ...
 
-        Returns a digest of each block as it is stored; of a GPU's pool both lanes where ``strong``, which then has a
-        byte for each block, is 1. TransportUnavailable when ``source`` is not, or no longer, attached.
+    async def pull_blocks(
+        self, first_block: int, source: int, source_blocks: Sequence[int], filled: int, strong: bytes
+    ) -> tuple[bytes, ...]:
+        """Copy blocks of the attached GPU's pool ``source`` into the request's own, of the last one ``filled`` slots.
+
+        Returns a digest of each block as it is stored, with both lanes where ``strong``, which has a byte for each
+        block, is 1. TransportUnavailable when ``source`` is not, or no longer, attached.
         """
         ...
 
@@ -340,9 +348,8 @@ class EngineApi(Protocol):
         """None where the engine has no communicators."""
         ...
 
-    def attach(self, pool: int | DevicePool) -> int:
-        """Let the engine map the pool of another one, by its descriptor if it lies in shared memory; returns the name
-        for ``Reservation.pull_blocks``."""
+    def attach(self, pool: DevicePool) -> int:
+        """Let the engine map the pool of another one; returns the name for ``Reservation.pull_blocks``."""
         ...
 
     def detach(self, source: int) -> None:

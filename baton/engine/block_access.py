@@ -11,14 +11,10 @@ from baton.core.errors import BatonError, TransferRejected
 from baton.engine.blocks import BlockPool
 from baton.engine.device_access import DeviceAccess, Find, held, writable
 from baton.engine.messages import (
-    Attach,
     BlocksRead,
-    Detach,
     DeviceCommand,
     Event,
     Import,
-    Pull,
-    Pulled,
     Read,
     ReadCached,
     Refused,
@@ -26,18 +22,16 @@ from baton.engine.messages import (
     Written,
 )
 from baton.engine.runner import Runner
-from baton.engine.sharedpool import PeerPools
 
 
 class BlockAccess:
     """Takes one command at a time. What the host copies itself is done between two steps, and answered at once; what a
     device does is answered by ``look``. Never raises for a request's sake."""
 
-    def __init__(self, runner: Runner, pool: BlockPool, peers: PeerPools, find: Find, clock: Clock) -> None:
+    def __init__(self, runner: Runner, pool: BlockPool, find: Find, clock: Clock) -> None:
         """``find`` gives the request of a key, or None when it has ended."""
         self._runner = runner
         self._pool = pool
-        self._peers = peers
         self._find = find
         self._device = DeviceAccess(runner.copies, runner.card.format, find, clock)
         self._block_bytes = runner.card.format.block_bytes
@@ -63,35 +57,23 @@ class BlockAccess:
     def close(self) -> None:
         """Let go of other engines and their pools."""
         self._device.close()
-        self._peers.close()
 
-    def handle(
-        self, command: Write | Read | ReadCached | Import | Attach | Detach | Pull | DeviceCommand
-    ) -> Iterator[Event]:
+    def handle(self, command: Write | Read | ReadCached | Import | DeviceCommand) -> Iterator[Event]:
         match command:
-            case Attach(source):
-                self._peers.attach(source)
-            case Detach(source):
-                self._peers.detach(source)
-                self._device.detach(source)
-            case Pull(_, _, _, source) if self._device.has_pool(source):
-                yield from self._device.handle(command)
             case ReadCached(op, names):
                 yield BlocksRead(op, self._runner.read_blocks(self._pool.leading(names)))
-            case Write() | Read() | Pull() | Import():
+            case Write() | Read() | Import():
                 yield self._answer(command)
             case _:
                 yield from self._device.handle(command)
 
-    def _answer(self, command: Write | Read | Pull | Import) -> Written | BlocksRead | Pulled | Refused:
+    def _answer(self, command: Write | Read | Import) -> Written | BlocksRead | Refused:
         try:
             match command:
                 case Write():
                     return self._write(command)
                 case Read():
                     return self._read(command)
-                case Pull():
-                    return self._pull(command)
                 case Import():
                     return self._import(command)
         except BatonError as error:
@@ -114,14 +96,6 @@ class BlockAccess:
         if sequence is None or not 0 <= first < last <= held:
             raise TransferRejected(f"blocks {first}..{last - 1} cannot be read: the request holds {held}")
         return BlocksRead(command.op, self._runner.read_blocks(sequence.blocks[first:last]))
-
-    def _pull(self, command: Pull) -> Pulled:
-        first, source_blocks = command.first_block, command.source_blocks
-        blocks = writable(self._find(command.key), first, len(source_blocks))
-        memory = self._runner.memory
-        return Pulled(
-            command.op, self._peers.pull(memory, blocks, command.source, source_blocks, first, command.filled)
-        )
 
     def _import(self, command: Import) -> Written:
         """The first blocks are valid from now on, and in the prefix cache."""

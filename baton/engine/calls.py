@@ -102,20 +102,18 @@ class _BlockAccess:
 
         The engine does not touch the blocks of a held request, and learns what was filled when it is told to go on.
         """
-        pool = self._link.pool
-        if pool is None:
-            raise TransportUnavailable("the engine's pool is not mapped here")
-        if not self._call.is_held:
-            raise TransferRejected("the request holds no blocks that wait to be filled")
-        first, blocks = self._cached_tokens // self._layout.block_size, self._admitted.blocks
-        count = -(-len(payload) // self._layout.block_bytes)
-        if not first <= first_block < first_block + count <= len(blocks):
-            last = first_block + count - 1
-            raise TransferRejected(f"blocks {first_block}..{last}: only {first}..{len(blocks) - 1} may be filled")
-        return pool.fill(blocks[first_block : first_block + count], payload, first_block, filled)
+        pool, blocks = self._own(first_block, -(-len(payload) // self._layout.block_bytes))
+        return pool.fill(blocks, payload, first_block, filled)
+
+    def copy_blocks(
+        self, first_block: int, source: memoryview, source_blocks: Sequence[int], filled: int
+    ) -> tuple[bytes, ...]:
+        """As ``fill_blocks``; TransportUnavailable also for blocks that ``source`` has not."""
+        pool, blocks = self._own(first_block, len(source_blocks))
+        return pool.copy(blocks, source, source_blocks, first_block, filled)
 
     async def pull_blocks(
-        self, first_block: int, source: int, source_blocks: Sequence[int], filled: int, strong: bytes = b""
+        self, first_block: int, source: int, source_blocks: Sequence[int], filled: int, strong: bytes
     ) -> tuple[bytes, ...]:
         """As ``write_blocks``; TransportUnavailable when ``source`` is not, or no longer, attached."""
         with self._link.operation() as (op, reply):
@@ -134,6 +132,19 @@ class _BlockAccess:
                 with suppress(PeerUnavailable):  # it ended with the engine
                     self._link.send(Abandon(op))
                 raise
+
+    def _own(self, first_block: int, count: int) -> tuple[OwnPool, Sequence[int]]:
+        """The pool, and where the request's blocks stand in it, which are to be filled here."""
+        pool = self._link.pool
+        if pool is None:
+            raise TransportUnavailable("the engine's pool is not mapped here")
+        if not self._call.is_held:
+            raise TransferRejected("the request holds no blocks that wait to be filled")
+        first, blocks = self._cached_tokens // self._layout.block_size, self._admitted.blocks
+        if not first <= first_block < first_block + count <= len(blocks):
+            last = first_block + count - 1
+            raise TransferRejected(f"blocks {first_block}..{last}: only {first}..{len(blocks) - 1} may be filled")
+        return pool, blocks[first_block : first_block + count]
 
     async def imported(self, block_count: int) -> None:
         """TransferRejected once it is computed, or for as many blocks as leave nothing to compute."""

@@ -29,7 +29,6 @@ from baton.engine.messages import (
     Admitted,
     Answered,
     Attach,
-    AttachDevice,
     BlocksRead,
     Command,
     Detach,
@@ -41,7 +40,6 @@ from baton.engine.messages import (
     LoadFailed,
     Loading,
     Prefill,
-    Pulled,
     ReadCached,
     Ready,
     Refused,
@@ -69,14 +67,12 @@ class EngineClient:
     def __init__(
         self,
         channel: AsyncChannel,
-        descriptors: Descriptors,
         ready: Ready,
         pool: OwnPool | None,
         exit_status: Callable[[], Awaitable[str]],
     ) -> None:
         """``exit_status`` says how the engine ended, once its channel has closed."""
         self._channel = channel
-        self._descriptors = descriptors
         self._pool = pool
         self._device_pool = ready.device_pool
         self.links = EngineLinks(self) if ready.has_links else None
@@ -110,16 +106,9 @@ class EngineClient:
     def device_pool(self) -> DevicePool | None:
         return self._device_pool
 
-    def attach(self, pool: int | DevicePool) -> int:
+    def attach(self, pool: DevicePool) -> int:
         source = next(self._numbers)
-        if isinstance(pool, DevicePool):
-            self.send(AttachDevice(source, pool))
-            return source
-        try:
-            self._descriptors.send(pool)
-        except OSError as error:
-            raise PeerUnavailable(f"the engine takes no descriptors: {error}") from error
-        self.send(Attach(source))
+        self.send(Attach(source, pool))
         return source
 
     def detach(self, source: int) -> None:
@@ -222,20 +211,18 @@ class EngineClient:
 
     def _on_event(self, event: Event) -> None:
         """Hand an event to whom it concerns; those of callers who have left in the meantime concern nobody."""
-        if isinstance(event, Written | BlocksRead | Pulled | Answered | Refused):
+        if isinstance(event, Written | BlocksRead | Answered | Refused):
             if event.op in self._replies:
                 self._on_reply(self._replies[event.op], event)
         elif event.key in self._calls:
             self._on_call(self._calls[event.key], event)
 
-    def _on_reply(self, reply: Mailbox[bytes], event: Written | BlocksRead | Pulled | Answered | Refused) -> None:
+    def _on_reply(self, reply: Mailbox[bytes], event: Written | BlocksRead | Answered | Refused) -> None:
         match event:
             case Written():
                 reply.put(b"")
             case BlocksRead(_, payload) | Answered(_, payload):
                 reply.put(payload)
-            case Pulled(_, digests):
-                reply.put(b"".join(digests))
             case Refused(_, error):
                 reply.fail(error)
 
@@ -338,7 +325,7 @@ async def _client(
 ) -> AsyncIterator[EngineClient]:
     """A client with its reader running; nothing of it is left afterwards."""
     pool = OwnPool(descriptors.receive(), ready.card.format) if ready.is_shared else None
-    client = EngineClient(channel, descriptors, ready, pool, exit_status)
+    client = EngineClient(channel, ready, pool, exit_status)
     reader = asyncio.create_task(client.read_reports(), name="engine-reports")
     try:
         yield client

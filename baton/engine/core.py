@@ -41,21 +41,16 @@ from baton.engine.messages import (
 from baton.engine.runner import DrawnToken, Part, PartDetail, Runner
 from baton.engine.scheduler import Scheduler
 from baton.engine.sequence import Sequence, Stage, Work
-from baton.engine.sharedpool import PeerPools
 from baton.engine.speculation import Speculator
 from baton.engine.step import Flight
 
 NO_DETAIL = PartDetail()
-NO_PEERS = PeerPools(None)
 
 
 class EngineCore:
     """Both kinds of work in one batch: answers (Reserve, then Decode) and prefills."""
 
-    def __init__(
-        self, runner: Runner, drafter: Drafter, config: EngineConfig, clock: Clock, peers: PeerPools = NO_PEERS
-    ) -> None:
-        """``peers``: where the pools come from that blocks are pulled out of."""
+    def __init__(self, runner: Runner, drafter: Drafter, config: EngineConfig, clock: Clock) -> None:
         self._runner = runner
         self._card = runner.card
         self._clock = clock
@@ -64,7 +59,7 @@ class EngineCore:
         self._speculator = Speculator(drafter, config)
         self._scheduler = Scheduler(self._pool, config, clock, self._speculator)
         self._live: dict[int, Sequence] = {}
-        self.access = BlockAccess(runner, self._pool, peers, self._live.get, clock)
+        self.access = BlockAccess(runner, self._pool, self._live.get, clock)
         self._flights: deque[Flight] = deque()
         self._drawn_keys: list[int] = []
         self._drawn_tokens: list[int] = []

@@ -18,7 +18,8 @@ from baton.engine.links import PairLink
 from baton.engine.messages import (
     Abandon,
     Answered,
-    AttachDevice,
+    Attach,
+    Detach,
     DeviceCommand,
     Digest,
     Event,
@@ -77,26 +78,16 @@ class DeviceAccess:
             return None
         return 0.0 if self._clock.now() - self._active_at < SPIN_SECONDS else LOOK_SECONDS
 
-    def has_pool(self, source: int) -> bool:
-        return source in self._pools
-
-    def handle(self, command: DeviceCommand | Pull) -> Iterator[Event]:
+    def handle(self, command: DeviceCommand) -> Iterator[Event]:
         self._active_at = self._clock.now()
         try:
             yield from self._begin(command)
         except BatonError as error:
-            if isinstance(command, AttachDevice | Join | Leave | Abandon):
+            if isinstance(command, Attach | Detach | Join | Leave | Abandon):
                 # Nobody waits for these; what is missing is told to whom it fails.
                 log.warning("device transport", extra={"command": type(command).__name__, "error": error.message})
             else:
                 yield Refused(command.op, error)
-
-    def detach(self, source: int) -> None:
-        """Unmap the pool, as soon as nothing copies from it."""
-        mapping = self._pools.pop(source, None)
-        if mapping is not None:
-            self._leaving.append(mapping)
-            self._close_left()
 
     def fence(self, key: int) -> None:
         """Others than copies are to touch the request's blocks: not before the copies under way have ended."""
@@ -134,16 +125,18 @@ class DeviceAccess:
             self._copies.drain()
         self._running.clear()
         for source in list(self._pools):
-            self.detach(source)
+            self._detach(source)
         self._close_left()
 
-    def _begin(self, command: DeviceCommand | Pull) -> Iterator[Event]:
+    def _begin(self, command: DeviceCommand) -> Iterator[Event]:
         copies = self._copies
         if copies is None:
             raise TransportUnavailable("this engine's pool is on no device")
         match command:
-            case AttachDevice(source, pool):
+            case Attach(source, pool):
                 self._pools[source] = copies.open(pool)
+            case Detach(source):
+                self._detach(source)
             case Pull():
                 self._pull(copies, command)
             case Digest(key, op, first, filled, strong):
@@ -175,8 +168,17 @@ class DeviceAccess:
                 for each in self._links.values():
                     each.abandon(op)
 
+    def _detach(self, source: int) -> None:
+        """Unmap the pool, as soon as nothing copies from it."""
+        mapping = self._pools.pop(source, None)
+        if mapping is not None:
+            self._leaving.append(mapping)
+            self._close_left()
+
     def _pull(self, copies: DeviceCopies, command: Pull) -> None:
-        source = self._pools[command.source]
+        source = self._pools.get(command.source)
+        if source is None:
+            raise TransportUnavailable(f"the pool {command.source} is not mapped here")
         span = self._span(command.first_block, command.filled, command.strong)
         if span.count != len(command.source_blocks):
             raise TransferRejected(f"strong: {len(command.source_blocks)} blocks need as many bytes, got {span.count}")

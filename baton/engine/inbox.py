@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from baton.engine.channel import SyncChannel
-from baton.engine.messages import Command, Detach, DeviceCommand, Pull
+from baton.engine.messages import Command, DeviceCommand
 
 
 class Inbox:
@@ -29,7 +29,7 @@ class Inbox:
         """What has come in and may be taken now."""
         while self._channel.is_readable(0.0):
             command = self._channel.receive()
-            if isinstance(command, DeviceCommand | Pull | Detach):
+            if isinstance(command, DeviceCommand):
                 yield command
             else:
                 self._later.append(command)

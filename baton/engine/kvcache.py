@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from baton.core.errors import ConfigError, CorruptTransfer
 from baton.core.types import KvFormat
-from baton.engine.native.block_copy import best_block_copy
 from baton.engine.sharedpool import PoolMemory, shared_pool_memory
 from baton.engine.spec import DecoderSpec
 
@@ -43,13 +42,13 @@ def allocate_pool(
 
 
 def allocate_shared(
-    spec: DecoderSpec, blocks: int, dtype: torch.dtype, layout: KvFormat, threads: int
+    spec: DecoderSpec, blocks: int, dtype: torch.dtype, layout: KvFormat
 ) -> tuple[torch.Tensor, PoolMemory | None]:
-    """The pool on the CPU, all of it resident, with its memory if that can be shared with other processes (``threads``
-    copy out of theirs); else as ``allocate_pool``."""
+    """The pool on the CPU, all of it resident, with its memory if that can be shared with other processes; else as
+    ``allocate_pool``."""
     device = torch.device("cpu")
     _require_room(spec, blocks, layout.block_size, dtype, device)
-    memory = shared_pool_memory(blocks, layout, threads, best_block_copy())
+    memory = shared_pool_memory(blocks, layout)
     if memory is None:
         return allocate_pool(spec, blocks, layout.block_size, dtype, device), None
     try:

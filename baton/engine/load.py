@@ -47,7 +47,7 @@ def build_runner(config: EngineConfig) -> Runner:
         return _on_gpu(config, spec, card, dtype)
     with open_weights(config.model, spec, dtype, device, config.seed) as weights:
         decoder = _decoder(config, spec, weights, dtype)
-    pool, memory = kvcache.allocate_shared(spec, _blocks(config, layout), dtype, layout, config.threads)
+    pool, memory = kvcache.allocate_shared(spec, _blocks(config, layout), dtype, layout)
     return TorchRunner(decoder, pool, card, memory)
 
 

@@ -74,9 +74,10 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Attach:
-    """Map the pool whose descriptor comes next beside the channel; it is called ``source`` from now on."""
+    """Map a pool in GPU memory; it is called ``source`` from now on."""
 
     source: int
+    pool: DevicePool
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ class Detach:
 class Pull:
     """Copy blocks of an attached pool into consecutive blocks of a held request; ``filled`` slots of the last one.
 
-    Out of a GPU's pool ``strong`` has a byte for each block, 1 where the answer needs both lanes of the digest.
+    ``strong`` has a byte for each block, 1 where the answer needs both lanes of the digest.
     """
 
     key: int
@@ -97,15 +98,7 @@ class Pull:
     source: int
     source_blocks: tuple[int, ...]
     filled: int
-    strong: bytes = b""
-
-
-@dataclass(frozen=True, slots=True)
-class AttachDevice:
-    """As Attach, for a pool in GPU memory."""
-
-    source: int
-    pool: DevicePool
+    strong: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,10 +196,8 @@ class Abandon:
     op: int
 
 
-DeviceCommand = AttachDevice | Abandon | Digest | Invite | Join | Leave | Send | Receive
-Command = (
-    Reserve | Prefill | Decode | Write | Read | Attach | Detach | Pull | Import | ReadCached | Release | DeviceCommand
-)
+DeviceCommand = Attach | Detach | Pull | Abandon | Digest | Invite | Join | Leave | Send | Receive
+Command = Reserve | Prefill | Decode | Write | Read | Import | ReadCached | Release | DeviceCommand
 
 # --- engine to front --------------------------------------------------------------------------------------------------
 
@@ -281,14 +272,6 @@ class BlocksRead:
 
 
 @dataclass(frozen=True, slots=True)
-class Pulled:
-    """A digest of each block as it is stored now."""
-
-    op: int
-    digests: tuple[bytes, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Answered:
     """What a device command asked for: digests one after another, or an invitation."""
 
@@ -304,7 +287,7 @@ class Refused:
     error: BatonError
 
 
-Event = Admitted | Filled | First | Streamed | Failed | Written | BlocksRead | Pulled | Answered | Refused
+Event = Admitted | Filled | First | Streamed | Failed | Written | BlocksRead | Answered | Refused
 
 
 @dataclass(frozen=True, slots=True)

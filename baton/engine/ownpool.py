@@ -10,7 +10,7 @@ from contextlib import suppress
 from baton.core.errors import TransferRejected, TransportUnavailable
 from baton.core.types import KvFormat
 from baton.engine.native.block_copy import best_block_copy
-from baton.engine.sharedpool import MADV_POPULATE_WRITE, packed_digest, seal, spread_block
+from baton.engine.sharedpool import MADV_POPULATE_WRITE, copy_block, packed_digest, seal, spread_block
 
 _STATUS_BLOCK = 512  # bytes, whatever the file system's are
 
@@ -65,6 +65,34 @@ class OwnPool:
         last = self._blocks[blocks[-1] * size : (blocks[-1] + 1) * size]
         spread_block(data[cut:], last, layout, filled)
         return (*digests, packed_digest(last, first_ordinal + len(whole), layout, filled))
+
+    def copy(
+        self,
+        blocks: Sequence[int],
+        source: memoryview,
+        source_blocks: Sequence[int],
+        first_ordinal: int,
+        filled: int,
+    ) -> tuple[bytes, ...]:
+        """As ``fill``, out of ``source_blocks`` of a whole pool of this layout. TransportUnavailable, with nothing
+        written, for blocks that it has not."""
+        layout, size = self._layout, self._layout.block_bytes
+        held = len(source) // size
+        if not 0 < filled <= layout.block_size or not all(0 <= block < held for block in source_blocks):
+            raise TransportUnavailable(f"shared memory: the pool has {held} blocks, others were named")
+        whole = len(blocks) if filled == layout.block_size else len(blocks) - 1
+        digests: tuple[bytes, ...] = ()
+        if whole:
+            into, out_of = blocks[:whole], source_blocks[:whole]
+            digests = self._block_copy.copy(self._blocks, into, source, out_of, size, first_ordinal)
+        if whole == len(blocks):
+            return digests
+        last, origin = (
+            view[number * size : (number + 1) * size]
+            for view, number in ((self._blocks, blocks[-1]), (source, source_blocks[-1]))
+        )
+        copy_block(origin, last, layout, filled)
+        return (*digests, packed_digest(last, first_ordinal + whole, layout, filled))
 
     def close(self) -> None:
         """Nobody is given it any more. It is unmapped when nothing refers to ``view`` any more, which readers may."""

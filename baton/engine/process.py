@@ -24,11 +24,10 @@ from baton.engine.core import EngineCore
 from baton.engine.drafter import Drafter, NgramDrafter, NoDrafts
 from baton.engine.fake import FakeRunner, fake_card
 from baton.engine.inbox import Inbox
-from baton.engine.messages import Load, LoadFailed, Loading, Pull, Ready
+from baton.engine.messages import DeviceCommand, Load, LoadFailed, Loading, Ready
 from baton.engine.model_drafter import ModelDrafter
-from baton.engine.native.block_copy import best_block_copy
 from baton.engine.runner import Runner
-from baton.engine.sharedpool import Descriptors, PeerPools, shared_pool_memory
+from baton.engine.sharedpool import Descriptors, shared_pool_memory
 
 # How long commands are taken in before the next step, be there more of them or not: a thousand requests that come at
 # once take a third of a second. A device that has nothing to compute should not wait for the last of them.
@@ -48,7 +47,7 @@ def serve(
 
     What commands and admissions bring about is reported before the step that follows them, which may take long.
     """
-    core = EngineCore(runner, drafter, config, clock, PeerPools(descriptors))
+    core = EngineCore(runner, drafter, config, clock)
     try:
         _loop(core, runner, channel, clock, descriptors)
     finally:
@@ -67,10 +66,7 @@ def _loop(core: EngineCore, runner: Runner, channel: SyncChannel, clock: Clock, 
         while is_readable:
             command = inbox.receive()
             core.handle(command)
-            if isinstance(command, Pull):  # many bytes: whoever offers more waits for the answer
-                channel.send(core.report())
-            else:
-                was_told = True
+            was_told |= not isinstance(command, DeviceCommand)  # those only begin something, or are refused
             is_readable = clock.now() < last_intake and inbox.is_readable(0.0)
         core.look()
         core.admit()
@@ -117,7 +113,7 @@ def fake_runner(config: EngineConfig) -> FakeRunner:
     if blocks < 1:
         raise ConfigError(f"engine.kv_cache_mb must hold at least one block, got {config.kv_cache_mb}")
     try:
-        memory = shared_pool_memory(blocks, card.format, config.threads, best_block_copy())
+        memory = shared_pool_memory(blocks, card.format)
         on_device = config.fake_pool == "device"
         shared, device = (None, memory) if on_device else (memory, None)
         return FakeRunner(card, blocks, step_seconds=config.fake_step_ms / 1000, memory=shared, device=device)

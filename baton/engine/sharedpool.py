@@ -1,4 +1,4 @@
-"""A KV pool as memory that other processes of this host may map, and blocks copied out of their pools into ours.
+"""A KV pool as memory that other processes of this host may map, and blocks as they stand in it and as they travel.
 
 The pool lies in a memfd: it has no name, so nothing is left of it once the last process that mapped it has ended, by
 whatever signal. It is sealed: nobody can shrink it (a reader would be killed by SIGBUS) and, once engine and front have
@@ -14,18 +14,14 @@ import mmap
 import os
 import socket
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import chain, pairwise
 
 from baton.core.errors import TransportUnavailable
 from baton.core.types import KvFormat
-from baton.engine.blockcopy import PLAIN, BlockCopy, xxh3_digest
-
-SHARE_BYTES = 8 << 20  # at least, of a pull that several threads share: to wake one takes as long as to copy 2 MiB
+from baton.engine.blockcopy import xxh3_digest
 
 _F_ADD_SEALS, _F_GET_SEALS = 1033, 1034  # <linux/fcntl.h>; the names are not in every Python's fcntl
 _SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW, _SEAL_FUTURE_WRITE = 0x1, 0x2, 0x4, 0x10
-MADV_POPULATE_WRITE = 23  # <linux/mman.h>
+MADV_POPULATE_READ, MADV_POPULATE_WRITE = 22, 23  # <linux/mman.h>
 _SIZE_SEALS = _SEAL_SHRINK | _SEAL_GROW
 _SEALS = _SIZE_SEALS | _SEAL_FUTURE_WRITE | _SEAL_SEAL
 
@@ -42,16 +38,9 @@ class PoolMemory:
     ``on_fill`` is called with blocks that are filled by other means than the runner's. It is not ``seal``ed yet.
     """
 
-    def __init__(self, blocks: int, layout: KvFormat, threads: int = 1, block_copy: BlockCopy = PLAIN) -> None:
-        """``threads`` copy, by ``block_copy``.
-
-        Raises OSError where the system has no such memory; MemoryError when it does not fit.
-        """
+    def __init__(self, blocks: int, layout: KvFormat) -> None:
+        """Raises OSError where the system has no such memory; MemoryError when it does not fit."""
         self.layout = layout
-        self._threads = threads
-        self._block_copy = block_copy
-        # None is started before the first large pull, of which the caller's thread takes a share itself.
-        self._copying = ThreadPoolExecutor(max(1, threads - 1), "kv-copy")
         self.on_fill: Written = _ignore
         self.fd = os.memfd_create("baton-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -78,42 +67,6 @@ class PoolMemory:
     def close(self) -> None:
         """The memory itself goes when nothing refers to ``view`` any more."""
         os.close(self.fd)
-        self._copying.shutdown()
-
-    def pull(
-        self, blocks: Sequence[int], source: memoryview, source_blocks: Sequence[int], first_ordinal: int, filled: int
-    ) -> tuple[bytes, ...]:
-        """Copy ``source_blocks`` of another pool into ``blocks``; a digest of each as it is stored now.
-
-        ``first_ordinal`` is the first one's place in its sequence; of the last one ``filled`` slots are copied, and the
-        others zeroed.
-        """
-        self.on_fill(blocks)
-        if filled == self.layout.block_size:
-            return self._copied(blocks, source, source_blocks, first_ordinal)
-        whole = self._copied(blocks[:-1], source, source_blocks[:-1], first_ordinal)
-        size, last = self.layout.block_bytes, first_ordinal + len(blocks) - 1
-        target = self.view[blocks[-1] * size : (blocks[-1] + 1) * size]
-        _copy_slots(target, source[source_blocks[-1] * size : (source_blocks[-1] + 1) * size], self.layout, filled)
-        return (*whole, packed_digest(target, last, self.layout, filled))
-
-    def _copied(
-        self, blocks: Sequence[int], source: memoryview, source_blocks: Sequence[int], first_ordinal: int
-    ) -> tuple[bytes, ...]:
-        """Whole blocks, by several threads if that is worth their while."""
-        size = self.layout.block_bytes
-
-        def copy(begin: int, end: int) -> tuple[bytes, ...]:
-            into, out_of = blocks[begin:end], source_blocks[begin:end]
-            return self._block_copy.copy(self.view, into, source, out_of, size, first_ordinal + begin)
-
-        shares = min(self._threads, len(blocks) * size // SHARE_BYTES)
-        if shares < 2:
-            return copy(0, len(blocks))
-        bounds = [len(blocks) * share // shares for share in range(shares + 1)]
-        others = [self._copying.submit(copy, *ends) for ends in pairwise(bounds[1:])]
-        own = copy(*bounds[:2])
-        return tuple(chain(own, *(other.result() for other in others)))
 
 
 class MappedPool:
@@ -133,6 +86,16 @@ class MappedPool:
             os.close(fd)
             raise
         self.view = memoryview(self._map)
+
+    def touch(self, begin: int, size: int) -> int:
+        """Have these pages now: whoever reads one for the first time waits longer than its copying takes. Returns where
+        to go on, which is the pool's end when nothing is left to do. ``begin`` and ``size`` are whole pages."""
+        end = min(begin + size, len(self.view))
+        try:
+            self._map.madvise(MADV_POPULATE_READ, begin, end - begin)
+        except OSError:  # before Linux 5.14 they come one by one
+            return len(self.view)
+        return end
 
     def close(self) -> None:
         """Nobody is given it any more. It is unmapped when nothing refers to ``view`` any more, which readers may."""
@@ -168,57 +131,10 @@ class Descriptors:
         self._sock.close()
 
 
-class PeerPools:
-    """The pools of other workers that an engine may copy from, by the numbers that its front gave them."""
-
-    def __init__(self, descriptors: Descriptors | None) -> None:
-        self._descriptors = descriptors
-        self._pools: dict[int, MappedPool] = {}
-
-    def attach(self, source: int) -> None:
-        """Map the pool whose descriptor is next. One that cannot be mapped is missing when it is copied from."""
-        if self._descriptors is None:
-            return
-        try:
-            self._pools[source] = MappedPool(self._descriptors.receive())
-        except TransportUnavailable:
-            self.detach(source)
-
-    def detach(self, source: int) -> None:
-        pool = self._pools.pop(source, None)
-        if pool is not None:
-            pool.unmap()
-
-    def pull(
-        self,
-        memory: PoolMemory | None,
-        blocks: Sequence[int],
-        source: int,
-        source_blocks: Sequence[int],
-        first_ordinal: int,
-        filled: int,
-    ) -> tuple[bytes, ...]:
-        """See ``PoolMemory.pull``. TransportUnavailable when there is no such pool, or none of our own to copy into."""
-        pool = self._pools.get(source)
-        if memory is None or pool is None:
-            raise TransportUnavailable(f"shared memory: pool {source} is not mapped here")
-        layout = memory.layout
-        held = len(pool.view) // layout.block_bytes
-        if not all(0 <= block < held for block in source_blocks) or not 0 < filled <= layout.block_size:
-            raise TransportUnavailable(f"shared memory: pool {source} has {held} blocks, others were named")
-        return memory.pull(blocks, pool.view, source_blocks, first_ordinal, filled)
-
-    def close(self) -> None:
-        for source in list(self._pools):
-            self.detach(source)
-
-
-def shared_pool_memory(
-    blocks: int, layout: KvFormat, threads: int = 1, block_copy: BlockCopy = PLAIN
-) -> PoolMemory | None:
+def shared_pool_memory(blocks: int, layout: KvFormat) -> PoolMemory | None:
     """Memory for a pool that can be shared; None where the system has none."""
     try:
-        return PoolMemory(blocks, layout, threads, block_copy)
+        return PoolMemory(blocks, layout)
     except (OSError, AttributeError):
         return None
 

@@ -46,9 +46,11 @@ class DoorCalls:
         door = receiver.door
         if door is None:
             raise TransportUnavailable(f"{receiver.worker_id} has no door")
+        if door in self._calls:
+            self._calls.move_to_end(door)
+            return
         async with self._opening.setdefault(door, asyncio.Lock()):
-            if door in self._calls:
-                self._calls.move_to_end(door)
+            if door in self._calls:  # another one's call has opened it meanwhile
                 return
             sock, answer = await self._greet(door)
             connection = _Connection(sock, PacketCalls(Packets(sock), receiver.worker_id), answer == WELCOME_CALLS)

@@ -43,5 +43,5 @@ def cuda_ipc(engine: EngineApi, epoch: int, config: KvTransferConfig) -> Iterato
     calls = DoorCalls(epoch, host, pool, config.acknowledge_seconds)
     checksums = digest if verified else None
     with open_door(engine) as door, closing(MappedOutgoing(name, epoch, calls, critical, checksums)) as outgoing:
-        incoming = MappedIncoming(name, door, size, verified=verified, strong=strong)
+        incoming = MappedIncoming(name, door, engine.card.format, verified=verified, strong=strong)
         yield MappedTransport(outgoing, incoming, door)

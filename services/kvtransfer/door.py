@@ -36,6 +36,7 @@ WELCOME = b"welcome"
 WELCOME_CALLS = b"welcome, calls are answered here"
 MAX_ANSWER = 1024
 MAX_CALLERS = 1024
+TOUCH_BYTES = 4 << 20  # of a caller's pool at a time: some tenths of a millisecond
 REST_SECONDS = 1.0  # between two tries of a process that has no descriptor, or no memory, for a caller
 _EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -59,9 +60,8 @@ def is_own_user(sock: socket.socket) -> bool:
 class Source(NamedTuple):
     """One life of a sender whose pool is mapped."""
 
-    number: int  # as the engine calls it
     connection: socket.socket
-    pool: MappedPool | None  # as this front sees it, unless it is a GPU's
+    pool: MappedPool | int  # as this front sees it; a GPU's: as the engine calls it
 
 
 class PoolDoor:
@@ -177,25 +177,32 @@ class PoolDoor:
     def _let_in(self, caller: socket.socket, message: bytes, fds: list[int]) -> None:
         mapped = MappedPool(fds[0]) if fds else None
         try:
-            pool = _device_pool(message) if mapped is None else mapped.fd
+            pool = _device_pool(message) if mapped is None else mapped
             if pool is None or (mapped and len(message) != GREETING.size) or self._callers[caller] is not None:
                 raise TransportUnavailable("door: the greeting was not understood")
             token, epoch = GREETING.unpack(message[: GREETING.size])
             if not hmac.compare_digest(token, self.invitation.token):
                 raise TransportUnavailable("door: the token is not this worker's")
-            size = pool.size if isinstance(pool, DevicePool) else mapped.view.nbytes if mapped else 0
+            size = pool.size if isinstance(pool, DevicePool) else pool.view.nbytes
             if not size or size % self._engine.card.format.token_bytes:
                 raise TransportUnavailable("door: the pool is not made of this format's tokens")
             earlier = self._sources.get(epoch)
             if earlier is not None:  # its end has just not been seen yet
                 self._leave(earlier.connection)
-            number = self._engine.attach(pool)
+            found = self._engine.attach(pool) if isinstance(pool, DevicePool) else pool
         except BaseException:
             if mapped is not None:
                 mapped.unmap()
             raise
         self._callers[caller] = epoch
-        self._sources[epoch] = Source(number, caller, mapped)
+        self._sources[epoch] = source = Source(caller, found)
+        self._loop.call_soon(self._touch, epoch, source, 0)
+
+    def _touch(self, epoch: int, source: Source, begin: int) -> None:
+        """Map a caller's pages beside the front's other work, before blocks are copied out of them."""
+        pool = source.pool
+        if isinstance(pool, MappedPool) and self._sources.get(epoch) is source and begin < len(pool.view):
+            self._loop.call_soon(self._touch, epoch, source, pool.touch(begin, TOUCH_BYTES))
 
     def _leave(self, caller: socket.socket) -> None:
         """The caller has gone, or has to go; nothing of it stays mapped."""
@@ -208,9 +215,10 @@ class PoolDoor:
         source = self._sources.get(epoch) if epoch is not None else None
         if epoch is not None and source is not None and source.connection is caller:
             del self._sources[epoch]
-            self._engine.detach(source.number)
-            if source.pool is not None:
+            if isinstance(source.pool, MappedPool):
                 source.pool.unmap()
+            else:
+                self._engine.detach(source.pool)
 
 
 def greeting(token: bytes, epoch: int, pool: DevicePool | None = None) -> bytes:

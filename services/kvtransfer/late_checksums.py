@@ -28,7 +28,10 @@ class LateChecksums:
         first, count, checksums = confirmation.first_block, confirmation.block_count, confirmation.checksums
         if checksums and len(checksums) != count:
             raise TransferRejected(f"checksums: one for each of {count} blocks is required, got {len(checksums)}")
-        for block in sorted(block for block in self._found if first <= block < first + count):
-            if not checksums or not checksums[block - first]:
-                raise TransferRejected(f"checksums: block {block} was offered without, and none came")
-            compare([self._found[block]], block, [checksums[block - first]], when="as stored")
+        offered = range(first, first + count)
+        lacking = [each for each in self._found if each in offered and not (checksums and checksums[each - first])]
+        if lacking:
+            raise TransferRejected(f"checksums: block {min(lacking)} was offered without, and none came")
+        # Blocks that are verified already are equal to whatever is said of them.
+        found = [self._found.get(block, checksum) for block, checksum in enumerate(checksums, first)]
+        compare(found, first, checksums, when="as stored")

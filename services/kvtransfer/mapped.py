@@ -1,4 +1,5 @@
-"""The two ends of a transport whose receiver copies out of the sender's pool, which it has mapped.
+"""The two ends of a transport whose receiver copies out of the sender's pool, which it has mapped: its front does, or
+its engine where the pool is a GPU's.
 
 Only names of blocks are offered; their checksums come with the offer or with the confirmation. A sender that goes on
 while the receiver copies (the call was cancelled, its blocks were used again) can spoil only the copy, and a spoilt
@@ -14,9 +15,11 @@ from typing import Any
 from baton.core.api import KvReceiverApi, PrefillRun, WritableBlocks
 from baton.core.errors import TransferRejected, TransportUnavailable
 from baton.core.types import FilledBlocks, KvChunk, KvFormat, KvHandshake, KvSource, Ticket
+from baton.engine.sharedpool import MappedPool
 from services.kvtransfer.callers import DoorCalls
-from services.kvtransfer.door import PoolDoor
+from services.kvtransfer.door import PoolDoor, Source
 from services.kvtransfer.layout import pack
+from services.kvtransfer.pool_blocks import in_turns
 from services.kvtransfer.transport import (
     Digests,
     EarlyChunk,
@@ -93,17 +96,17 @@ class MappedIncoming:
         self,
         name: TransportName,
         door: PoolDoor,
-        block_size: int,
+        layout: KvFormat,
         *,
         verified: bool,
         strong: Strong,
         digest: BlockDigest | None = None,
     ) -> None:
-        """``verified``: checksums are required, and compared with digests of what was stored. ``digest`` computes those
-        of blocks that this front reads itself; None: it cannot read them."""
+        """``layout``: of this worker. ``verified``: checksums are required, and compared with digests of what was
+        stored. ``digest`` computes those of blocks that this front reads itself; None: it cannot read them."""
         self.name = name
         self._door = door
-        self._block_size = block_size
+        self._layout = layout
         self._verified = verified
         self._strong = strong
         self._digest = digest
@@ -112,12 +115,13 @@ class MappedIncoming:
         is_late = bool(chunk.late_checksums)
         origin = self._origin(chunk, require_late_checksums if is_late else require_checksums)
         source = self._door.source(origin.epoch)
-        filled = tokens - (chunk.block_count - 1) * self._block_size
-        found = await reservation.pull_blocks(
-            chunk.first_block, source.number, origin.blocks, filled, self._strong(chunk)
-        )
-        if self._door.source(origin.epoch) is not source:
-            raise TransportUnavailable(f"{self.name}: the sender has called anew meanwhile")
+        filled = tokens - (chunk.block_count - 1) * self._layout.block_size
+        if isinstance(source.pool, MappedPool):
+            found = await self._copied(chunk, origin, source, source.pool, reservation, filled)
+        else:
+            strong = self._strong(chunk)
+            found = await reservation.pull_blocks(chunk.first_block, source.pool, origin.blocks, filled, strong)
+            self._require_still(source, origin)
         if not self._verified:
             return None
         if is_late:
@@ -125,10 +129,35 @@ class MappedIncoming:
         require_equal(found, chunk, when="as stored")
         return None
 
+    async def _copied(
+        self,
+        chunk: KvChunk,
+        origin: KvSource,
+        source: Source,
+        pool: MappedPool,
+        reservation: WritableBlocks,
+        filled: int,
+    ) -> Digests:
+        """In turns. Each time it is asked whether the blocks are still held and the pool is still mapped, and neither
+        can end amid a copy."""
+        layout = self._layout
+
+        def copy(turn: range) -> Digests:
+            self._require_still(source, origin)
+            blocks, is_last = origin.blocks[turn.start : turn.stop], turn.stop == chunk.block_count
+            slots = filled if is_last else layout.block_size
+            return reservation.copy_blocks(chunk.first_block + turn.start, pool.view, blocks, slots)
+
+        return await in_turns(chunk.block_count, layout, copy)
+
+    def _require_still(self, source: Source, origin: KvSource) -> None:
+        if self._door.source(origin.epoch) is not source:
+            raise TransportUnavailable(f"{self.name}: the sender has called anew meanwhile")
+
     def read(self, chunk: KvChunk, layout: KvFormat, tokens: int) -> bytes:
         origin = self._origin(chunk, require_checksums)
         pool = self._door.source(origin.epoch).pool
-        if self._digest is None or pool is None:
+        if self._digest is None or not isinstance(pool, MappedPool):
             raise not_converted(self.name)
         size, held = layout.block_bytes, len(pool.view) // layout.block_bytes
         if not all(block < held for block in origin.blocks):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 
@@ -13,7 +13,19 @@ from baton.core.types import FilledBlocks, KvFormat
 from baton.engine.blockcopy import BlockCopy
 from baton.engine.sharedpool import packed_block, packed_digest
 
-TURN_BYTES = 2 << 20  # a tenth of a millisecond
+TURN_BYTES = 16 << 20  # about a millisecond; each turn begins with caches that the one before has swept
+
+
+async def in_turns(block_count: int, layout: KvFormat, work: Callable[[range], Sequence[bytes]]) -> tuple[bytes, ...]:
+    """What ``work`` finds of all blocks, done by the loop's own thread: of as many at a time as a front may spend on
+    before it looks at its other work. To wake another thread takes as long as to digest megabytes."""
+    found: list[bytes] = []
+    most = max(1, TURN_BYTES // layout.block_bytes)
+    for first in range(0, block_count, most):
+        if first:
+            await asyncio.sleep(0)
+        found += work(range(first, min(first + most, block_count)))
+    return tuple(found)
 
 
 class PoolBlocks:
@@ -42,16 +54,13 @@ class PoolBlocks:
         return await loop.run_in_executor(self._thread, self._digests, numbers, blocks)
 
     async def checksums_in_turns(self, run: PrefillRun, blocks: FilledBlocks) -> tuple[bytes, ...]:
-        """The same, computed by the loop's own thread, a little at a time: to wake another one takes as long as to
-        digest megabytes."""
-        found: list[bytes] = []
-        most = max(1, TURN_BYTES // self._layout.block_bytes)
-        stop = blocks.first_block + blocks.block_count
-        for first in range(blocks.first_block, stop, most):
-            part = blocks.part(first, min(most, stop - first), self._layout.block_size)
-            found += self._digests(run.block_ids(first, part.block_count), part)
-            await asyncio.sleep(0)
-        return tuple(found)
+        """The same, by the loop's own thread."""
+
+        def digests(turn: range) -> tuple[bytes, ...]:
+            part = blocks.part(blocks.first_block + turn.start, len(turn), self._layout.block_size)
+            return self._digests(run.block_ids(part.first_block, part.block_count), part)
+
+        return await in_turns(blocks.block_count, self._layout, digests)
 
     def close(self) -> None:
         """What is being digested is finished first."""

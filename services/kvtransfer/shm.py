@@ -46,7 +46,5 @@ def shared_memory(
     calls = DoorCalls(epoch, host, pool, config.acknowledge_seconds)
     digest = blocks_here.checksums_in_turns if verified else None
     with open_door(engine) as door, closing(MappedOutgoing(name, epoch, calls, _all, digest)) as outgoing:
-        incoming = MappedIncoming(
-            name, door, layout.block_size, verified=verified, strong=lambda _: b"", digest=packed_digest
-        )
+        incoming = MappedIncoming(name, door, layout, verified=verified, strong=lambda _: b"", digest=packed_digest)
         yield MappedTransport(outgoing, incoming, door)

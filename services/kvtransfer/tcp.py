@@ -10,7 +10,7 @@ from baton.core.types import FilledBlocks, KvChunk, KvFormat, KvHandshake, Ticke
 from services.kvtransfer.checksum import block_checksums, verify
 from services.kvtransfer.config import ChecksumPolicy
 from services.kvtransfer.layout import filled_slots, pack, unpack
-from services.kvtransfer.pool_blocks import TURN_BYTES, PoolBlocks
+from services.kvtransfer.pool_blocks import PoolBlocks, in_turns
 from services.kvtransfer.transport import EarlyChunk, TransportName, require_checksums, require_equal
 
 
@@ -92,16 +92,15 @@ class TcpIncoming:
         """The bytes are here already."""
 
     async def _fill(self, chunk: KvChunk, reservation: WritableBlocks, tokens: int) -> None:
-        """A little at a time, between the front's other work. Each time it is asked whether the blocks are still held,
-        and nobody can give them up amid a copy."""
+        """In turns. Each time it is asked whether the blocks are still held; nobody can give them up amid a copy."""
         layout, size, payload = self._layout, self._layout.block_bytes, memoryview(chunk.body)
-        most = max(1, TURN_BYTES // size)
-        digests: list[bytes] = []
-        for begin in range(0, chunk.block_count, most):
-            end = min(begin + most, chunk.block_count)
-            filled = min(layout.block_size, tokens - (end - 1) * layout.block_size)
-            digests += reservation.fill_blocks(chunk.first_block + begin, payload[begin * size : end * size], filled)
-            await asyncio.sleep(0)
+
+        def fill(turn: range) -> tuple[bytes, ...]:
+            filled = min(layout.block_size, tokens - (turn.stop - 1) * layout.block_size)
+            part = payload[turn.start * size : turn.stop * size]
+            return reservation.fill_blocks(chunk.first_block + turn.start, part, filled)
+
+        digests = await in_turns(chunk.block_count, layout, fill)
         if self._checksums is not ChecksumPolicy.OFF:
             require_equal(digests, chunk, when="as stored")
 

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import pytest
 
-from baton.core.errors import Expired, InvalidRequest, Overloaded, TransferRejected, TransportUnavailable
+from baton.core.errors import Expired, InvalidRequest, Overloaded, TransferRejected
 from baton.core.types import FinishReason, Sampling, StopRules, Tier, TokenChunk
 from baton.engine.client import EngineClient
 from tests.contract.engine_driving import (
@@ -200,40 +200,6 @@ class EngineContract(FillingContract):
         assert [c.logprobs for c in rest] == [c.logprobs for c in whole[1:]]
         assert rest[-1].usage == whole[-1].usage
         assert target.stats.prompt_tokens_computed == computed
-
-    def test_a_request_whose_blocks_were_pulled_out_of_another_pool_answers_the_same(self) -> None:
-        async def main() -> None:
-            async with self.open(self.config(max_step_tokens=7)) as source, self.open(self.config()) as target:
-                if source.pool is None:
-                    pytest.skip("this engine's pool is not shared memory")
-                pool = target.attach(source.pool.fd)
-                for length in (1, self.block_size, 3 * self.block_size + 1):
-                    await self._compare_pulled(source, target, pool, length)
-                target.detach(pool)
-                async with target.reserve(request(prompt(self.block_size))) as reservation:
-                    with pytest.raises(TransportUnavailable):
-                        await reservation.pull_blocks(0, pool, [0], self.block_size)
-                await assert_idle(source)
-                await assert_idle(target)
-
-        asyncio.run(main())
-
-    async def _compare_pulled(self, source: EngineClient, target: EngineClient, pool: int, length: int) -> None:
-        wanted = request(prompt(length, length), sampling=SAMPLED, logprobs=2)
-        expected = await answer(source, wanted)
-        count = -(-length // self.block_size)
-        async with target.reserve(wanted) as reservation:
-            async with source.prefill(wanted) as run:
-                first = await run.first_token()
-                ids, filled = run.block_ids(0, count), length - (count - 1) * self.block_size
-                digests = await reservation.pull_blocks(0, pool, ids, filled)
-                assert len(set(digests)) == count
-                for bad in ((1, ids), (0, (*ids, ids[0]))):
-                    with pytest.raises(TransferRejected):
-                        await reservation.pull_blocks(bad[0], pool, bad[1], filled)
-            rest = await drain(reservation, first)
-        assert [first.token_id, *tokens_of(rest)] == tokens_of(expected)
-        assert [c.logprobs for c in rest] == [c.logprobs for c in expected[1:]]
 
     def test_what_was_handed_over_is_a_prefix_hit_for_the_next(self) -> None:
         async def main() -> None:

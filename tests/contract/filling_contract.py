@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from baton.core.errors import TransferRejected
+from baton.core.errors import TransferRejected, TransportUnavailable
 from baton.core.types import Sampling
 from baton.engine.client import EngineClient
 from services.kvtransfer.checksum import block_checksums
@@ -46,6 +46,42 @@ class FillingContract(DirectiveContract):
             rest = await drain(reservation, first)
             with pytest.raises(TransferRejected):
                 reservation.fill_blocks(0, payload, filled)
+        assert [first.token_id, *tokens_of(rest)] == tokens_of(expected)
+        assert [c.logprobs for c in rest] == [c.logprobs for c in expected[1:]]
+
+    def test_a_request_whose_blocks_were_copied_out_of_another_pool_answers_the_same(self) -> None:
+        async def main() -> None:
+            async with self.open(self.config(max_step_tokens=7)) as source, self.open(self.config()) as target:
+                if source.pool is None:
+                    pytest.skip("this engine's pool is not shared memory")
+                for length in (1, self.block_size, 3 * self.block_size + 1):
+                    await self._compare_copied(source, source.pool.view, target, length)
+                await assert_idle(source)
+                await assert_idle(target)
+
+        asyncio.run(main())
+
+    async def _compare_copied(self, source: EngineClient, pool: memoryview, target: EngineClient, length: int) -> None:
+        wanted = request(prompt(length, length), sampling=SAMPLED, logprobs=2)
+        expected = await answer(source, wanted)
+        count, layout = -(-length // self.block_size), source.card.format
+        filled = length - (count - 1) * self.block_size
+        async with target.reserve(wanted) as reservation:
+            async with source.prefill(wanted) as run:
+                first = await run.first_token()
+                ids = run.block_ids(0, count)
+                travelling = pack(bytes(await run.read_blocks(0, count)), layout, filled)
+                digests = reservation.copy_blocks(0, pool, ids, filled)
+                assert digests == block_checksums(travelling, 0, count, layout.block_bytes)
+                for bad in ((1, ids), (0, (*ids, ids[0])), (-1, ids), (0, ())):
+                    with pytest.raises(TransferRejected):
+                        reservation.copy_blocks(bad[0], pool, bad[1], filled)
+                for other in (len(pool) // layout.block_bytes, -1):
+                    with pytest.raises(TransportUnavailable):
+                        reservation.copy_blocks(0, pool, (*ids[:-1], other), filled)
+            rest = await drain(reservation, first)
+            with pytest.raises(TransferRejected):
+                reservation.copy_blocks(0, pool, ids, filled)
         assert [first.token_id, *tokens_of(rest)] == tokens_of(expected)
         assert [c.logprobs for c in rest] == [c.logprobs for c in expected[1:]]
 

@@ -25,7 +25,6 @@ from baton.engine.messages import (
     First,
     Import,
     Prefill,
-    Pulled,
     Read,
     ReadCached,
     Refused,
@@ -194,8 +193,6 @@ class CoreDriver:
                 self.replies[op] = None
             case BlocksRead(op, payload) | Answered(op, payload):
                 self.replies[op] = payload
-            case Pulled(op, digests):
-                self.replies[op] = b"".join(digests)
             case Refused(op, error):
                 self.replies[op] = error
 

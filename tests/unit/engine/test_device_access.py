@@ -17,7 +17,8 @@ from baton.engine.fake import fake_card
 from baton.engine.fake_device import FakeCopies
 from baton.engine.messages import (
     Answered,
-    AttachDevice,
+    Attach,
+    Detach,
     DeviceCommand,
     Digest,
     Event,
@@ -54,7 +55,7 @@ class Engine:
         self.copies.is_held = lambda: self.held
         self.access = DeviceAccess(self.copies, LAYOUT, self.requests.get, ManualClock())
 
-    def tell(self, command: DeviceCommand | Pull) -> list[Event]:
+    def tell(self, command: DeviceCommand) -> list[Event]:
         return list(self.access.handle(command))
 
     def look(self) -> list[Event]:
@@ -86,8 +87,13 @@ def engines() -> Iterator[tuple[Engine, Engine]]:
 
 def attached(engine: Engine, other: Engine) -> None:
     assert other.copies.pool is not None
-    assert engine.tell(AttachDevice(SOURCE, other.copies.pool)) == []
-    assert engine.access.has_pool(SOURCE)
+    assert engine.tell(Attach(SOURCE, other.copies.pool)) == []
+
+
+def require_not_mapped(engine: Engine) -> None:
+    [event] = engine.tell(Pull(KEY, 77, 0, SOURCE, (1,), 4, b"\0"))
+    assert isinstance(event, Refused)
+    assert isinstance(event.error, TransportUnavailable)
 
 
 def test_a_pull_is_answered_when_the_copy_has_ended_and_not_before(engines: tuple[Engine, Engine]) -> None:
@@ -127,8 +133,8 @@ def test_a_pool_is_unmapped_when_the_last_copy_from_it_has_ended(
     monkeypatch.setattr(mapping, "close", lambda close=mapping.close: (closed.append(True), close()))
     engine.held = True
     engine.tell(Pull(KEY, 1, 0, SOURCE, (1,), 4, b"\0"))
-    engine.access.detach(SOURCE)
-    assert not engine.access.has_pool(SOURCE)
+    assert engine.tell(Detach(SOURCE)) == []
+    require_not_mapped(engine)
     assert closed == []
     engine.held = False
     assert [type(event) for event in engine.look()] == [Answered]
@@ -160,8 +166,8 @@ def test_a_pool_that_cannot_be_mapped_is_just_not_there(engines: tuple[Engine, E
     engine, other = engines
     assert other.copies.pool is not None
     for pool in (replace(other.copies.pool, device="elsewhere"), replace(other.copies.pool, handle=b"\0" * 16)):
-        assert engine.tell(AttachDevice(SOURCE, pool)) == []
-        assert not engine.access.has_pool(SOURCE)
+        assert engine.tell(Attach(SOURCE, pool)) == []
+        require_not_mapped(engine)
 
 
 def test_steps_wait_for_a_copy_into_blocks_that_are_given_back(engines: tuple[Engine, Engine]) -> None:

@@ -60,6 +60,37 @@ def test_a_payload_of_another_length_is_refused_before_a_byte_is_written() -> No
     memory.close()
 
 
+@pytest.mark.parametrize("layout", [SMALL, LARGE], ids=["plain", "native"])
+@pytest.mark.parametrize("filled", [1, 3, 4])
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_is_copied_stands_there_as_in_the_other_pool_and_what_others_wrote_beside_it_goes_nowhere(
+    layout: KvFormat, filled: int, count: int
+) -> None:
+    memory, own = pool_of(6, layout)
+    size, numbers, origins = layout.block_bytes, (4, 0, 2)[:count], (7, 1, 4)[:count]
+    source = memoryview(kv(8, layout)).toreadonly()
+    packed = pack(b"".join(source[origin * size : (origin + 1) * size] for origin in origins), layout, filled)
+    assert own.copy(numbers, source, origins, 5, filled) == block_checksums(packed, 5, count, size)
+    stored = b"".join(memory.view[number * size : (number + 1) * size] for number in numbers)
+    assert pack(stored, layout, filled) == packed
+    assert sum(stored) == sum(packed), "slots that were not filled are zero"
+    others = [number for number in range(6) if number not in numbers]
+    assert all(bytes(memory.view[n * size : (n + 1) * size]) == bytes([FILLED]) * size for n in others)
+    own.close()
+    memory.close()
+
+
+def test_blocks_that_the_other_pool_has_not_are_refused_before_a_byte_is_written() -> None:
+    memory, own = pool_of(3, LARGE)
+    source = memoryview(kv(2, LARGE))
+    for origins, filled in (((0, 2), 4), ((-1, 1), 4), ((0, 1), 0), ((0, 1), 5)):
+        with pytest.raises(TransportUnavailable, match="has 2 blocks"):
+            own.copy((1, 2), source, origins, 0, filled)
+    assert set(memory.view) == {FILLED}
+    own.close()
+    memory.close()
+
+
 def test_whoever_is_given_the_pool_afterwards_can_only_read_it() -> None:
     memory, own = pool_of(2, LARGE)
     assert own.view.readonly

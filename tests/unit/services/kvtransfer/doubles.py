@@ -67,8 +67,13 @@ class Held:
     def fill_blocks(self, first_block: int, payload: bytes | memoryview, filled: int) -> tuple[bytes, ...]:
         raise NotImplementedError
 
+    def copy_blocks(
+        self, first_block: int, source: memoryview, source_blocks: Sequence[int], filled: int
+    ) -> tuple[bytes, ...]:
+        raise NotImplementedError
+
     async def pull_blocks(
-        self, first_block: int, source: int, source_blocks: Sequence[int], filled: int, strong: bytes = b""
+        self, first_block: int, source: int, source_blocks: Sequence[int], filled: int, strong: bytes
     ) -> tuple[bytes, ...]:
         raise NotImplementedError
 

@@ -68,7 +68,7 @@ class Memory(Held):
         await self._in_order(self._fill(blocks, lambda b: came[(b - first_block) * SIZE :][:SIZE]))
 
     async def pull_blocks(
-        self, first_block: int, source: int, source_blocks: Sequence[int], filled: int, strong: bytes = b""
+        self, first_block: int, source: int, source_blocks: Sequence[int], filled: int, strong: bytes
     ) -> tuple[bytes, ...]:
         blocks = range(first_block, first_block + len(source_blocks))
         return await self._in_order(self._fill(blocks, lambda b: self._source[source_blocks[b - first_block]]))
@@ -147,7 +147,8 @@ class Mapped(TcpIncoming):
         assert chunk.source is not None
         if self._fate.strikes():
             raise TransportUnavailable("the pool is not mapped")
-        found = await reservation.pull_blocks(chunk.first_block, 1, chunk.source.blocks, FORMAT.block_size)
+        blocks, strong = chunk.source.blocks, b"\1" * chunk.block_count
+        found = await reservation.pull_blocks(chunk.first_block, 1, blocks, FORMAT.block_size, strong)
         if self._fate.strikes():
             raise TransportUnavailable("the sender has called anew meanwhile")
         if chunk.late_checksums:

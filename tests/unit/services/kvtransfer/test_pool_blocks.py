@@ -13,7 +13,7 @@ from baton.engine.blockcopy import PLAIN
 from baton.engine.native.block_copy import best_block_copy
 from services.kvtransfer.checksum import block_checksums
 from services.kvtransfer.layout import pack
-from services.kvtransfer.pool_blocks import PoolBlocks, pool_blocks
+from services.kvtransfer.pool_blocks import PoolBlocks, in_turns, pool_blocks
 
 LAYOUT = KvFormat("bfloat16", 4, 3, 2, 8)  # 768 bytes a block, which native code takes
 SIZE = LAYOUT.block_bytes
@@ -53,3 +53,32 @@ def test_once_the_worker_is_ending_nothing_is_digested() -> None:
     here.close()
     with pytest.raises(TransportUnavailable, match="ending"):
         asyncio.run(here.checksums(RUN, FilledBlocks(0, 1, 4)))
+
+
+def test_blocks_are_taken_in_turns_between_which_the_loop_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.kvtransfer.pool_blocks.TURN_BYTES", 2 * SIZE)
+    events: list[object] = []
+
+    def work(turn: range) -> list[bytes]:
+        events.append(turn)
+        return [bytes([number]) for number in turn]
+
+    async def main() -> None:
+        working = asyncio.create_task(in_turns(5, LAYOUT, work))
+        while not working.done():
+            await asyncio.sleep(0)
+            events.append("loop")
+        assert await working == (b"\0", b"\1", b"\2", b"\3", b"\4")
+
+    asyncio.run(main())
+    assert events == [range(2), "loop", range(2, 4), "loop", range(4, 5), "loop"]
+
+
+def test_checksums_in_turns_are_those_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = FilledBlocks(0, 4, 15)
+    with pool_blocks(Pool(), LAYOUT, best_block_copy()) as here:  # type: ignore[arg-type]
+        assert here is not None
+        expected = asyncio.run(here.checksums(RUN, blocks))
+        for turn in (1, 2 * SIZE, 16 * SIZE):
+            monkeypatch.setattr("services.kvtransfer.pool_blocks.TURN_BYTES", turn)
+            assert asyncio.run(here.checksums_in_turns(RUN, blocks)) == expected

@@ -88,7 +88,7 @@ def chunk_of(ticket: Ticket, payload: bytes = KV) -> KvChunk:
 
 @pytest.fixture
 def one_block_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.kvtransfer.tcp.TURN_BYTES", SIZE)
+    monkeypatch.setattr("services.kvtransfer.pool_blocks.TURN_BYTES", SIZE)
 
 
 @pytest.mark.parametrize("checksums", list(ChecksumPolicy))
