@@ -1,6 +1,7 @@
-"""KV that never travels: the receiver's engine copies blocks out of the sender's pool in memory that both map.
+"""KV that never travels: the receiver's front copies blocks out of the sender's pool in memory that both map.
 
-It digests what it copies in the same pass; the sender's front digests the blocks in its own mapping.
+It digests what it copies in the same pass; the sender's front digests the blocks in its own mapping. The engines take
+no part: the receiver's learns what was filled when it is told to decode.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class TransportName(StrEnum):
 
     CUDA_IPC = "cuda-ipc"  # the receiver's GPU copies out of the sender's mapped pool; one host
     NCCL = "nccl"  # from GPU to GPU, by a pair of communicators
-    SHM = "shm"  # the receiver's engine copies out of the sender's mapped pool; one host, pools on the CPU
+    SHM = "shm"  # the receiver's front copies out of the sender's mapped pool; one host, pools on the CPU
     TCP = "tcp"  # the bytes travel in the offer; everywhere
 
     @property

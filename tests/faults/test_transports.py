@@ -19,7 +19,7 @@ from baton.rpc.decode_link import DecodeLink
 from services.kvtransfer.config import KvTransferConfig
 from tests.answers import Answer
 from tests.networks import NetworkFactory
-from tests.processes import Fleet, candidate, fleet
+from tests.processes import Fleet, candidate, children, fleet
 from tests.stack import Stack, tokens
 
 PAIR = [(Role.PREFILL, "prefill-0"), (Role.DECODE, "decode-0")]
@@ -100,8 +100,9 @@ def test_checksums_off_takes_the_sender_s_word_on_both_ways(
 
 
 def mapped_pools(record: ProcessRecord) -> int:
-    """Pools that the worker's front has mapped, its own among them."""
-    return Path(f"/proc/{record.pid}/maps").read_text(encoding="utf-8").count("memfd:baton-kv")
+    """Mappings of pools in the worker's two processes, those of its own among them."""
+    maps = (Path(f"/proc/{pid}/maps") for pid in (record.pid, *children(record.pid)))
+    return sum(each.read_text(encoding="utf-8").count("memfd:baton-kv") for each in maps)
 
 
 async def ask(found: Fleet, records: dict[str, ProcessRecord], request_id: str) -> Answer:
