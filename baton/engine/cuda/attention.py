@@ -69,6 +69,14 @@ def serves_windows(shape: AttentionShape) -> bool:
     return decode_backend(shape) is DecodeBackend.SPLIT
 
 
+def takes_empty_rows(shape: AttentionShape) -> bool:
+    """Whether the last rows of a decode batch may have no block at all; what comes out of those is left as it was.
+
+    Only our own kernel does that, and is much faster for it: the few tokens of padding rows all fall to one share.
+    """
+    return decode_backend(shape) is DecodeBackend.SPLIT
+
+
 def prefill_kernel(shape: AttentionShape) -> Kernel:
     """fa3 (530 TFLOP/s at 8192 tokens, fa2: 308); with an FP8 pool its FP8 form, which takes q in e4m3.
 
@@ -90,7 +98,8 @@ class DecodeAttention:
     """Attention of the last token of each of ``rows`` sequences; made once per captured batch size.
 
     A captured ``run`` keeps the addresses of ``pool``, ``table``, ``workspace``, q, out and of buffers in this object,
-    which must outlive the graph. Rows that pad the batch read a dummy block, one token long.
+    which must outlive the graph. Rows that pad the batch have no block (``takes_empty_rows``) or read a dummy one, one
+    token long.
     """
 
     def __init__(

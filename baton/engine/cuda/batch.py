@@ -292,20 +292,20 @@ class Batch:
         return self._pad_rows(count, bucket, used, out)
 
     def _pad_rows(self, count: int, bucket: int, used: int, out: StepArrays[Ints]) -> int:
-        """Rows ``count`` to ``bucket`` attend to the dummy block, one token long, and draw nothing.
+        """Rows ``count`` to ``bucket`` attend to nothing, or to one token of the dummy block, and draw nothing.
 
         Returns the block ids in use.
         """
-        padding = bucket - count
+        padding, each = bucket - count, self._shape.padding_blocks
         out.row_token_ids[count:bucket] = 0
         out.row_sources[count:bucket] = HOST
         out.row_positions[count:bucket] = NOWHERE
         out.row_slots[count:bucket] = NOWHERE
         out.row_last_page[count:bucket] = 1
         out.row_hidden[count:bucket] = 0
-        out.row_pages[count + 1 : bucket + 1] = used + 1 + self._numbers[:padding]
-        out.block_ids[used : used + padding] = self._shape.dummy_block
-        return used + padding
+        out.row_pages[count + 1 : bucket + 1] = used + each * (1 + self._numbers[:padding])
+        out.block_ids[used : used + each * padding] = self._shape.dummy_block
+        return used + each * padding
 
     def _fill_whole(
         self,

@@ -17,7 +17,13 @@ from baton.core.errors import ConfigError
 from baton.core.types import ModelCard, Module
 from baton.engine import kvcache
 from baton.engine.config import EngineConfig
-from baton.engine.cuda.attention import DecodeAttention, allocate_workspace, engine_kernels, serves_windows
+from baton.engine.cuda.attention import (
+    DecodeAttention,
+    allocate_workspace,
+    engine_kernels,
+    serves_windows,
+    takes_empty_rows,
+)
 from baton.engine.cuda.attention_shape import AttentionShape, PageTable
 from baton.engine.cuda.batch import Batch
 from baton.engine.cuda.build import build
@@ -144,6 +150,7 @@ class _Assembly:
             blocks=-(-self.spec.context_length // size),
             dummy_block=blocks,
             buckets=decode_buckets(rows),
+            padding_blocks=0 if takes_empty_rows(self._attention) else 1,
             window=self.spec.sliding_window,
         )
 

@@ -28,8 +28,9 @@ class BatchShape:
     tokens: int  # rows of one step, prefill chunks included
     block_size: int
     blocks: int  # of one sequence
-    dummy_block: int  # what padding rows attend to; nobody writes it
+    dummy_block: int  # what padding rows attend to where they must attend to something; nobody writes it
     buckets: tuple[int, ...]
+    padding_blocks: int  # that a padding row has: 0, or 1 where attention does not take rows without any
     window: int | None = None  # the model's own: tokens that a row sees at most, itself included
 
     def bucket(self, rows: int) -> int:

@@ -241,6 +241,9 @@ class TorchDecodeAttention:
         assert pages == self._planned.tolist()
         for row in range(self.rows):
             blocks = self._arrays.block_ids[pages[row] : pages[row + 1]]
+            if not len(blocks):
+                out[row] = torch.nan  # nobody is to use it
+                continue
             length = (len(blocks) - 1) * self._pool.shape[4] + int(self._arrays.row_last_page[row])
             hidden = int(self._arrays.row_hidden[row])
             assert 0 <= hidden < min(length, self._pool.shape[4]), "a block that is not seen is in the table"
@@ -326,7 +329,7 @@ def cpu_runner(name: str, *, rows: int, tokens: int, blocks: int, block_size: in
     spec = load_spec(path)
     weights = load_weights(path, spec, torch.float32)
     per_sequence = -(-spec.context_length // block_size)
-    shape = BatchShape(rows, tokens, block_size, per_sequence, blocks, decode_buckets(rows), spec.sliding_window)
+    shape = BatchShape(rows, tokens, block_size, per_sequence, blocks, decode_buckets(rows), 0, spec.sliding_window)
     layout = StepLayout(shape)
     buffer, results = StepBuffer(layout, CPU, ctypes.memmove), torch.zeros(2, rows, dtype=torch.int32)
     pool = torch.full((blocks + 1, spec.layers, 2, spec.kv_heads, block_size, spec.head_dim), torch.nan)

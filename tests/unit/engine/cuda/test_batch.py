@@ -18,7 +18,7 @@ from baton.engine.runner import Draw, Part
 
 BLOCK = 4
 DUMMY = 999
-SHAPE = BatchShape(rows=12, tokens=40, block_size=BLOCK, blocks=16, dummy_block=DUMMY, buckets=decode_buckets(12))
+SHAPE = BatchShape(12, 40, BLOCK, blocks=16, dummy_block=DUMMY, buckets=decode_buckets(12), padding_blocks=1)
 
 
 @dataclass
@@ -113,7 +113,9 @@ class Toy:
         for row in range(packed.rows, packed.bucket):
             assert (out.row_sources[row], out.row_slots[row]) == (HOST, NOWHERE)
             assert (out.row_last_page[row], out.row_hidden[row]) == (1, 0)
-            assert list(out.block_ids[out.row_pages[row] : out.row_pages[row + 1]]) == [DUMMY]
+            assert (
+                list(out.block_ids[out.row_pages[row] : out.row_pages[row + 1]]) == [DUMMY] * self.shape.padding_blocks
+            )
 
     def visible(self, life: Life, end: int) -> list[int]:
         """The slots that the token before ``end`` sees."""

@@ -71,10 +71,14 @@ class Kernel:
 
 
 @pytest.mark.parametrize("block_size", [16, 32, 64])
+@pytest.mark.parametrize("padding_blocks", [0, 1])
 @pytest.mark.parametrize("seed", range(6))
-def test_every_token_that_a_row_sees_is_summed_once_and_no_other(block_size: int, seed: int) -> None:
+def test_every_token_that_a_row_sees_is_summed_once_and_no_other(
+    block_size: int, seed: int, padding_blocks: int
+) -> None:
     chance = random.Random(seed)
-    shape = BatchShape(ROWS, 64, block_size, BLOCKS, 9999, decode_buckets(ROWS), chance.choice([None, 200]))
+    buckets, window = decode_buckets(ROWS), chance.choice([None, 200])
+    shape = BatchShape(ROWS, 64, block_size, BLOCKS, 9999, buckets, padding_blocks, window)
     layout = StepLayout(shape)
     arrays = layout.views(np.full(layout.size, -1, np.int32))
     parts: list[Part] = []
@@ -89,7 +93,8 @@ def test_every_token_that_a_row_sees_is_summed_once_and_no_other(block_size: int
         seen = min(window for window in (part.window, shape.window, part.end) if window is not None)
         slots = [part.blocks[p // block_size] * block_size + p % block_size for p in range(part.end - seen, part.end)]
         expected |= {(row, head, slot) for head in range(kv_heads) for slot in slots}
-    padding = {(row, head, 9999 * block_size) for row in range(packed.rows, packed.bucket) for head in range(kv_heads)}
+    rows_of_padding = range(packed.rows, packed.bucket) if padding_blocks else range(0)
+    padding = {(row, head, 9999 * block_size) for row in rows_of_padding for head in range(kv_heads)}
     taken = Counter(Kernel(arrays, packed.bucket, kv_heads, block_size).taken(blocks=chance.choice([1, 7, 264])))
     assert set(taken) == expected | padding
     assert set(taken.values()) == {1}

@@ -13,7 +13,7 @@ from baton.engine.cuda.step_arrays import HOST, BatchShape, StepLayout, decode_b
 from baton.engine.runner import Draw, DrawnToken, Part, PartDetail
 
 BLOCK = 4
-SHAPE = BatchShape(rows=12, tokens=40, block_size=BLOCK, blocks=16, dummy_block=999, buckets=decode_buckets(12))
+SHAPE = BatchShape(12, 40, BLOCK, blocks=16, dummy_block=999, buckets=decode_buckets(12), padding_blocks=0)
 DRAW = Draw(Sampling(), 1)
 
 
