@@ -28,16 +28,19 @@ from services.kvtransfer.config import KvTransferConfig
 from services.kvtransfer.sender import KvSender
 
 WARM_UPS = 3
-DEVICE_TRANSPORTS = ("cuda-ipc", "nccl")
 SPARE_BLOCKS = 64
 
 
 async def hand_overs(
-    layout: KvFormat, prompts: Sequence[int], gpus: tuple[int, int], repeats: int, checksums: str
+    layout: KvFormat,
+    prompts: Sequence[int],
+    gpus: tuple[int, int],
+    transports: Sequence[str],
+    repeats: int,
+    checksums: str,
 ) -> dict[str, Any]:
     """Medians by transport and prompt, from the first GPU to the second. ``checksums``: as ``kvtransfer.checksums``."""
-    transports = (*DEVICE_TRANSPORTS, "tcp")
-    kvtransfer = KvTransferConfig(transports=transports, acknowledge_seconds=60.0, checksums=checksums)
+    kvtransfer = KvTransferConfig(transports=(*transports, "tcp"), acknowledge_seconds=60.0, checksums=checksums)
     async with AsyncExitStack() as stack:
         model = stack.enter_context(_thin_model(layout, max(prompts) + 1))
         config = EngineConfig(
@@ -57,7 +60,7 @@ async def hand_overs(
         rows: list[dict[str, Any]] = []
         for tokens in prompts:
             async with computed(engine, tokens) as run:
-                for name in (name for name in DEVICE_TRANSPORTS if name in senders):
+                for name in (name for name in transports if name in senders):
                     row = await _measured(name, senders[name], other, run, tokens, layout, repeats)
                     rows.append(row | {"parts_ms": watch.medians()})
     return {"gpus": gpus, "transports": list(senders), "checksums": checksums, "rows": rows}

@@ -5,8 +5,8 @@ out of it: by the kernel without and with digests, by the copy engines, for diff
 moves as many bytes between the two. Times are between CUDA events, medians; bytes are counted once. Before anything is
 measured, what arrives is compared with what was there, by digests and bit by bit.
 
-With two GPUs or more everything is measured on one and from the first to the second. ``--hand-overs`` measures whole
-hand-overs, too: real engines, fronts and gRPC between them (see ``bench.transfer``), with checksums and without any:
+With two GPUs or more everything is measured on one and from the first to the second. ``--parts hand-overs`` measures
+whole hand-overs: real engines, fronts and gRPC between them (see ``bench.transfer``), with checksums and without any:
 what they cost where nothing is left out.
 """
 
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.cli.subcommands import integer
+from baton.cli.terminal import say
 from baton.core.types import KvFormat
 from bench.cuda_transfer_ends import BLOCKS, exporting, importing
 from bench.gpu_processes import GpuProcess, gpu_process
@@ -31,19 +32,22 @@ LLAMA_8B = KvFormat("bfloat16", block_size=16, layers=32, kv_heads=8, head_dim=1
 MIB = 1 << 20
 MESSAGE_MIB = (1, 16, 256)
 PROMPTS = (512, 2048, 8192)
+DEVICE_TRANSPORTS = ("cuda-ipc", "nccl")
 CTAS = (8, 16, 32, 48, 64, 96, 132, 264, 396)
 NCCL_CTAS = (8, 16, 32)
+COPIES, HAND_OVERS = "copies", "hand-overs"
 
 
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
     repeats: int
-    hand_overs: bool
+    parts: tuple[str, ...]
+    transports: tuple[str, ...]  # of whole hand-overs
     output: Path | None
     command: str
 
 
-def measure_pair(source_gpu: int, target_gpu: int, plan: CopyPlan) -> dict[str, Any]:
+def measure_pair(source_gpu: int, target_gpu: int, repeats: int) -> dict[str, Any]:
     """Everything between two processes on these GPUs."""
     with (
         gpu_process(source_gpu, exporting, target_gpu) as source,
@@ -53,18 +57,18 @@ def measure_pair(source_gpu: int, target_gpu: int, plan: CopyPlan) -> dict[str, 
         _check(source, target)
         blocks = {f"{mib} MiB": max(1, mib * MIB // LLAMA_8B.block_bytes) for mib in MESSAGE_MIB if mib > 1}
         blocks |= {f"{tokens} tokens": tokens // LLAMA_8B.block_size for tokens in PROMPTS}
-        small = {"what": "1 MiB"} | target.ask("copy_small", plan.repeats)
-        copies = [{"what": what} | target.ask("copy", count, plan.repeats) for what, count in blocks.items()]
+        small = {"what": "1 MiB"} | target.ask("copy_small", repeats)
+        copies = [{"what": what} | target.ask("copy", count, repeats) for what, count in blocks.items()]
         wanted = PROMPTS[1] // LLAMA_8B.block_size
         return {
             "source_gpu": source_gpu,
             "target_gpu": target_gpu,
             "copies": [small, *copies],
-            "ctas": [target.ask("ctas", wanted, ctas, plan.repeats) for ctas in CTAS],
-            "source_digest": source.ask("digest", wanted, plan.repeats),
-            "checksum_cost": _checksum_cost(copies, source.ask("digest", wanted, plan.repeats)),
-            "host": target.ask("host", wanted, plan.repeats),
-            "nccl": _nccl(source, target, plan.repeats),
+            "ctas": [target.ask("ctas", wanted, ctas, repeats) for ctas in CTAS],
+            "source_digest": source.ask("digest", wanted, repeats),
+            "checksum_cost": _checksum_cost(copies, source.ask("digest", wanted, repeats)),
+            "host": target.ask("host", wanted, repeats),
+            "nccl": _nccl(source, target, repeats),
         }
 
 
@@ -127,29 +131,36 @@ def run(plan: CopyPlan) -> dict[str, Any]:
         "versions": versions(),
         "kv_format": str(LLAMA_8B),
         "pool_blocks": BLOCKS,
-        "pairs": [measure_pair(source, target, plan) for source, target in pairs],
     }
-    if plan.hand_overs:
-        import uvloop
-
-        from bench.cuda_hand_overs import hand_overs  # pulls in gRPC
-
-        document["hand_overs"] = [
-            uvloop.run(hand_overs(LLAMA_8B, PROMPTS, pair, plan.repeats, checksums))
-            for pair in pairs
-            for checksums in ("full", "off")
-        ]
+    if COPIES in plan.parts:
+        document["pairs"] = [measure_pair(source, target, plan.repeats) for source, target in pairs]
+    if HAND_OVERS in plan.parts:
+        document["hand_overs"] = [_hand_overs(pair, checksums, plan) for pair in pairs for checksums in ("full", "off")]
     return document
+
+
+def _hand_overs(gpus: tuple[int, int], checksums: str, plan: CopyPlan) -> dict[str, Any]:
+    import uvloop
+
+    from bench.cuda_hand_overs import hand_overs  # pulls in gRPC
+
+    found = uvloop.run(hand_overs(LLAMA_8B, PROMPTS, gpus, plan.transports, plan.repeats, checksums))
+    for row in found["rows"]:
+        say(f"{gpus}, checksums {checksums}: {row['tokens']} tokens by {row['transport']} in {row['median_ms']} ms")
+    return found
 
 
 def plan_of(argv: Sequence[str]) -> CopyPlan:
     parser = argparse.ArgumentParser(prog="bench.cuda_transfer", description=__doc__, allow_abbrev=False)
     parser.add_argument("--repeats", type=integer(1, 1000), default=20)
-    parser.add_argument("--hand-overs", action="store_true", help="whole hand-overs, too, over gRPC")
+    parser.add_argument("--parts", nargs="+", choices=(COPIES, HAND_OVERS), default=[COPIES])
+    parser.add_argument(
+        "--transports", nargs="+", choices=DEVICE_TRANSPORTS, default=DEVICE_TRANSPORTS, help="of hand-overs"
+    )
     parser.add_argument("--output", type=Path, help="JSON file to write; standard output without it")
     arguments = parser.parse_args(argv)
     command = shlex.join(["python", "-m", "bench.cuda_transfer", *argv])
-    return CopyPlan(arguments.repeats, arguments.hand_overs, arguments.output, command)
+    return CopyPlan(arguments.repeats, tuple(arguments.parts), tuple(arguments.transports), arguments.output, command)
 
 
 def main() -> int:

@@ -18,8 +18,8 @@ from baton.core.telemetry import SilentMeter
 from baton.core.types import FirstToken, StopRules, TokenRequest
 from baton.engine.client import EngineClient, spawn_engine
 from baton.engine.config import EngineConfig, device_defaults
-from bench.cuda_hand_overs import DEVICE_TRANSPORTS, hand_overs, visible_gpus
-from bench.cuda_transfer import LLAMA_8B, PROMPTS, CopyPlan, measure_pair
+from bench.cuda_hand_overs import hand_overs, visible_gpus
+from bench.cuda_transfer import DEVICE_TRANSPORTS, LLAMA_8B, PROMPTS, measure_pair
 from bench.metrics import percentiles
 from bench.transfer_peer import ATTEMPT
 from bench.two_gpus_stack import Site
@@ -44,9 +44,9 @@ async def transfer(site: Site, repeats: int, note: Note) -> None:
     """From the site's first GPU to its second."""
     source, target = (int(gpu) for gpu in site.gpus[:2])
     found: dict[str, Any] = {}
-    found["copies"] = measure_pair(source, target, CopyPlan(repeats, hand_overs=True, output=None, command=""))
+    found["copies"] = measure_pair(source, target, repeats)
     note(found)
-    found["hand_overs"] = await hand_overs(LLAMA_8B, PROMPTS, (source, target), repeats, "full")
+    found["hand_overs"] = await hand_overs(LLAMA_8B, PROMPTS, (source, target), DEVICE_TRANSPORTS, repeats, "full")
     note(found)
     found["first_steps"] = []
     async with closing(first_steps(site, (source, target), repeats)) as rows:
