@@ -21,14 +21,21 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 from baton.core.errors import StateUnavailable
 from baton.state.redis_client import within
 
-NAMES = ("reserve", "settle", "charge", "renew", "expire")
+NAMES = {  # and what each begins with
+    "reserve": ("common", "ending", "debiting"),
+    "settle": ("common", "ending"),
+    "charge": ("common", "ending", "debiting"),
+    "renew": ("common",),
+    "expire": ("common", "ending"),
+}
 BATCH = 64  # some milliseconds of the server's time
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
     name: str
-    arguments: tuple[str | int, ...]  # the routing key and what the script takes
+    keys: Sequence[str]
+    arguments: tuple[str | int | bytes, ...]
     answer: asyncio.Future[object]
 
 
@@ -43,21 +50,21 @@ class Scripts:
         self._client = client
         self._budget = budget
         folder = resources.files("baton.state.quota")
-        common = folder.joinpath("common.lua").read_text(encoding="utf-8")
         self._texts = {
-            name: f"{common}\n{folder.joinpath(f'{name}.lua').read_text(encoding='utf-8')}" for name in NAMES
+            name: "\n".join(folder.joinpath(f"{part}.lua").read_text(encoding="utf-8") for part in (*parts, name))
+            for name, parts in NAMES.items()
         }
         self._hashes = {name: hashlib.sha1(text.encode()).hexdigest() for name, text in self._texts.items()}
         self._waiting: deque[_Call] = deque()
         self._sender: asyncio.Task[None] | None = None
 
-    async def call(self, name: str, prefix: str, *arguments: str | int) -> object:
-        """The script's answer. ``prefix`` begins every key that it touches; one of them routes the call.
+    async def call(self, name: str, keys: Sequence[str], *arguments: str | int | bytes) -> object:
+        """The script's answer. ``keys``: the organisation's open reservations, and others that the script takes.
 
         Raises StateUnavailable.
         """
         answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Call(name, (f"{prefix}open", prefix, *arguments), answer))
+        self._waiting.append(_Call(name, keys, arguments, answer))
         if self._sender is None:
             self._sender = asyncio.create_task(self._send_all(), name="quota scripts")
         return await answer
@@ -104,7 +111,9 @@ class Scripts:
         pool = self._client.connection_pool
         connection = await pool.get_connection()
         try:
-            commands = [("EVALSHA", self._hashes[call.name], 1, *call.arguments) for call in batch]
+            commands = [
+                ("EVALSHA", self._hashes[call.name], len(call.keys), *call.keys, *call.arguments) for call in batch
+            ]
             await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
             return [await _answer(connection) for _ in batch]
         finally:
