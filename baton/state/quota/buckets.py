@@ -171,8 +171,34 @@ class Bucket(NamedTuple):
 
 
 class WindowCounters(NamedTuple):
-    used: Cost = NO_COST
-    reserved: Cost = NO_COST
+    """What is used and reserved together, then what of it is used."""
+
+    requests: int = 0
+    input: int = 0
+    output: int = 0
+    requests_used: int = 0
+    input_used: int = 0
+    output_used: int = 0
+
+    @property
+    def used(self) -> Cost:
+        return Cost(self.requests_used, self.input_used, self.output_used)
+
+    @property
+    def reserved(self) -> Cost:
+        return self.total.less(self.used)
+
+    @property
+    def total(self) -> Cost:
+        return Cost(self.requests, self.input, self.output)
+
+    def holding(self, cost: Cost) -> WindowCounters:
+        """With ``cost`` reserved."""
+        return WindowCounters(*self.total.plus(cost), *self.used)
+
+    def moved(self, held: Cost, used: Cost) -> WindowCounters:
+        """With ``used`` in place of what was held."""
+        return WindowCounters(*self.total.less(held).plus(used), *self.used.plus(used))
 
 
 class FlowCounters(NamedTuple):

@@ -22,6 +22,7 @@ elseif text and parsed(text) then
   return struct.pack('dd', SUPERSEDED, now)
 end
 
+local ends = ending()
 local keys, used = { unpack(KEYS, 3) }, { numbers[1], numbers[2], numbers[4] }
 local counters, others = gathered(redis.call('MGET', unpack(keys)), plan)
 local place, at = 1, FIRST
@@ -29,13 +30,13 @@ for _, key in ipairs(keys) do
   place = place + FLOW
   for window = 1, plan[at] do
     counters[place + 7] = plan[at + SCOPE + (window - 1) * LIMITS + 5]
-    move_window(key, counters, place, { 0, 0, 0 }, used)
+    ends.move_window(key, counters, place, { 0, 0, 0 }, used)
     place = place + WINDOW
   end
-  at = after(plan, at)
+  at = at + SCOPE + plan[at] * LIMITS
 end
 keep(keys, counters, others, plan)
 local tenant, key, model = string.match(ARGV[2], '^[^\n]*\n([^\n]*)\n([^\n]*)\n([^\n]*)$')
-book('unreserved', member, tenant, key, model, now, ARGV[3])
+ends.book('unreserved', member, tenant, key, model, now, ARGV[3])
 redis.call('SET', done, 'already', 'PX', numbers[CHARGE + 1])
 return struct.pack('dd', SETTLED, now)

@@ -19,9 +19,10 @@
 
 local prefix = string.sub(KEYS[1], 1, -5)
 
+-- Constants are written in the place of their names before the script is sent (scripts.py): what functions use of the
+-- script's own is paid for at each call.
 local FLOW, WINDOW, DOUBLE = 2, 9, 8
 local MINUTE, DAY, MONTH = 0, 1, 2 -- kinds of windows
-local KIND_NAMES = { [DAY] = 'day', [MONTH] = 'month' }
 local OPEN, EXPIRED, DONE = 111, 120, 100 -- o, x, d
 local MOMENT, SIZE, HELD, CHARGED, PROGRESS, OWNER, DRAWN = 1, 2, 4, 7, 13, 17, 18 -- where a reservation's numbers begin
 local EXPIRED_KEPT = 86400000 -- milliseconds: a settlement that comes after the lease charges only the rest

@@ -8,58 +8,14 @@
 local FIRST, SCOPE, LIMITS = 13, 6, 6 -- where scopes begin; how many numbers one has, and each of its windows
 local WINDOW_KEPT = 120000 -- milliseconds after its end: refunds and readers that come late
 local FLOW_KEPT = 86400000 -- milliseconds after a claim: what it counts must outlive it
-local KEPT = { [MINUTE] = 120, [DAY] = 108000, [MONTH] = 2851200 } -- seconds after its start
 
 local now, second = time()
-
--- How many numbers the planned windows of a scope, whose plan begins at `at`, take.
-local function size_of(plan, at)
-  return FLOW + plan[at] * WINDOW
-end
-
--- The id of one of its windows.
-local function id_of(plan, at, window)
-  return plan[1 + 2 * plan[at + SCOPE + (window - 1) * LIMITS]]
-end
-
-local function after(plan, at)
-  return at + SCOPE + plan[at] * LIMITS
-end
-
--- Adds to `counters` those of a scope, its planned windows in their order. The text of others that are not long over, and
--- which of the planned ones are new.
-local function arrange(counters, value, plan, at)
-  local before, fresh, taken, others = value and doubles(value) or { 0, 0 }, {}, {}, {}
-  counters[#counters + 1], counters[#counters + 2] = before[1], before[2]
-  for window = 1, plan[at] do
-    local id = id_of(plan, at, window)
-    local place = place_of(id, before, FLOW + 1, #before)
-    counters[#counters + 1] = id
-    for part = 1, WINDOW - 1 do
-      counters[#counters + 1] = place and before[place + part] or 0
-    end
-    if place then
-      taken[place] = true
-    else
-      fresh[window] = true
-    end
-  end
-  for place = FLOW + 1, #before, WINDOW do
-    local kind = before[place] % 4
-    if not taken[place] and (before[place] - kind) / 4 + KEPT[kind] > second then
-      for part = 0, WINDOW - 1 do
-        others[#others + 1] = before[place + part]
-      end
-    end
-  end
-  return packed(others), fresh
-end
 
 -- The planned windows' counters if every value begins with its own, as most do, and the texts behind them; or nil.
 local function in_order(values, plan)
   local texts, others, at = {}, {}, FIRST
   for position, value in ipairs(values) do
-    local size = size_of(plan, at) * DOUBLE
+    local size = (FLOW + plan[at] * WINDOW) * DOUBLE
     if not value or #value < size then
       return nil
     end
@@ -67,35 +23,70 @@ local function in_order(values, plan)
     if #value > size then
       texts[position], others[position] = string.sub(value, 1, size), string.sub(value, size + 1)
     end
-    at = after(plan, at)
+    at = at + SCOPE + plan[at] * LIMITS
   end
   local counters, base = doubles(table.concat(texts)), 0
   at = FIRST
   for _ = 1, #values do
     for window = 1, plan[at] do
-      if counters[base + FLOW + 1 + (window - 1) * WINDOW] ~= id_of(plan, at, window) then
+      if counters[base + FLOW + 1 + (window - 1) * WINDOW] ~= plan[1 + 2 * plan[at + SCOPE + (window - 1) * LIMITS]] then
         return nil
       end
     end
-    base, at = base + size_of(plan, at), after(plan, at)
+    base, at = base + FLOW + plan[at] * WINDOW, at + SCOPE + plan[at] * LIMITS
   end
   return counters, others
 end
 
+-- The same of values of which some do not: for a new scope, and once a minute.
+local function rearranged(values, plan)
+  local KEPT = { [MINUTE] = 120, [DAY] = 108000, [MONTH] = 2851200 } -- seconds after its start
+
+  -- Adds to `counters` those of a scope, its planned windows in their order. The text of others that are not long over, and
+  -- which of the planned ones are new.
+  local function arrange(counters, value, plan, at)
+    local before, fresh, taken, others = value and doubles(value) or { 0, 0 }, {}, {}, {}
+    counters[#counters + 1], counters[#counters + 2] = before[1], before[2]
+    for window = 1, plan[at] do
+      local id = plan[1 + 2 * plan[at + SCOPE + (window - 1) * LIMITS]]
+      local place = place_of(id, before, FLOW + 1, #before)
+      counters[#counters + 1] = id
+      for part = 1, WINDOW - 1 do
+        counters[#counters + 1] = place and before[place + part] or 0
+      end
+      if place then
+        taken[place] = true
+      else
+        fresh[window] = true
+      end
+    end
+    for place = FLOW + 1, #before, WINDOW do
+      local kind = before[place] % 4
+      if not taken[place] and (before[place] - kind) / 4 + KEPT[kind] > second then
+        for part = 0, WINDOW - 1 do
+          others[#others + 1] = before[place + part]
+        end
+      end
+    end
+    return packed(others), fresh
+  end
+
+  local counters, others, fresh, at = {}, {}, {}, FIRST
+  for position, value in ipairs(values) do
+    others[position], fresh[position] = arrange(counters, value, plan, at)
+    at = at + SCOPE + plan[at] * LIMITS
+  end
+  return counters, others, fresh
+end
+
 -- The planned windows' counters of all scopes, one after the other; for each scope the text of its other windows, and
--- which of the planned ones are new.
+-- which of the planned ones are new (nil: none in any).
 local function gathered(values, plan)
   local counters, others = in_order(values, plan)
   if counters then
-    return counters, others, {}
+    return counters, others
   end
-  local fresh, at = {}, FIRST
-  counters, others = {}, {}
-  for position, value in ipairs(values) do
-    others[position], fresh[position] = arrange(counters, value, plan, at)
-    at = after(plan, at)
-  end
-  return counters, others, fresh
+  return rearranged(values, plan)
 end
 
 -- Writes the counters of all scopes, each of which lives until its last window has ended, and longer than any request in
@@ -104,12 +95,12 @@ local function keep(keys, counters, others, plan)
   local text, from, at = packed(counters), 1, FIRST
   local least = second * 1000 + FLOW_KEPT
   for position, key in ipairs(keys) do
-    local size, last, ends = size_of(plan, at) * DOUBLE, plan[at + 5], least
+    local size, last, ends = (FLOW + plan[at] * WINDOW) * DOUBLE, plan[at + 5], least
     if last > 0 then
       ends = math.max(plan[2 + 2 * last] * 1000 + WINDOW_KEPT, least)
     end
     redis.call('SET', key, string.sub(text, from, from + size - 1) .. others[position], 'PXAT', ends)
-    from, at = from + size, after(plan, at)
+    from, at = from + size, at + SCOPE + plan[at] * LIMITS
   end
   return text
 end

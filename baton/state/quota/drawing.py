@@ -67,25 +67,27 @@ def _draw(account: Account, model: str) -> Drawing:
 def _flow_limits(bucket: Bucket) -> tuple[int, int, int]:
     """Concurrency, the burst's time, and its interval, which is kept up when the burst is only shadowed."""
     limits = bucket.limits
-    interval = 0 if limits.burst is None else bucket.interval
-    burst = _enforced(limits, Metric.BURST)
-    return _enforced(limits, Metric.CONCURRENCY), NO_LIMIT if burst == NO_LIMIT else burst * interval, interval
+    concurrency = _enforced(limits, Metric.CONCURRENCY, limits.concurrency)
+    if limits.burst is None:
+        return concurrency, NO_LIMIT, 0
+    burst = _enforced(limits, Metric.BURST, limits.burst * bucket.interval)
+    return concurrency, burst, bucket.interval
 
 
 def _window_limits(bucket: Bucket, kind: WindowKind) -> tuple[int, int, int, int, int]:
     limits = bucket.limits
     if kind is not WindowKind.MINUTE:
-        return _enforced(limits, METRICS[kind][0]), NO_LIMIT, NO_LIMIT, NO_LIMIT, bucket.alert_limit(kind) or 0
+        limit = limits.tokens_per_day if kind is WindowKind.DAY else limits.tokens_per_month
+        return _enforced(limits, METRICS[kind][0], limit), NO_LIMIT, NO_LIMIT, NO_LIMIT, limit or 0
     return (
-        _enforced(limits, Metric.TOKENS_PER_MINUTE),
-        _enforced(limits, Metric.REQUESTS_PER_MINUTE),
-        _enforced(limits, Metric.INPUT_TOKENS_PER_MINUTE),
-        _enforced(limits, Metric.OUTPUT_TOKENS_PER_MINUTE),
+        _enforced(limits, Metric.TOKENS_PER_MINUTE, limits.tokens_per_minute),
+        _enforced(limits, Metric.REQUESTS_PER_MINUTE, limits.requests_per_minute),
+        _enforced(limits, Metric.INPUT_TOKENS_PER_MINUTE, limits.input_tokens_per_minute),
+        _enforced(limits, Metric.OUTPUT_TOKENS_PER_MINUTE, limits.output_tokens_per_minute),
         0,
     )
 
 
-def _enforced(limits: Limits, metric: Metric) -> int:
+def _enforced(limits: Limits, metric: Metric, limit: int | None) -> int:
     """Shadowed ones are not."""
-    limit = limits.of(metric)
     return NO_LIMIT if limit is None or (limits.shadow and metric in limits.shadow) else limit

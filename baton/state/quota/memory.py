@@ -136,8 +136,8 @@ class MemoryQuota:
             self._warn_exhausted(books, drawn, cost)
             raise QuotaExceeded.of(verdict.refused)
         for name, bucket, window in drawn.counted:
-            used, reserved = _opened(books, name, bucket, window).counters
-            books.windows[name].counters = WindowCounters(used, reserved.plus(cost))
+            opened = _opened(books, name, bucket, window)
+            opened.counters = opened.counters.holding(cost)
         for name, bucket in drawn.flows:
             flow = books.flows.get(name, FlowCounters())
             books.flows[name] = debited(bucket, flow, cost.requests, now)
@@ -267,8 +267,7 @@ class MemoryQuota:
         window = books.windows.get(name)
         if window is None:
             return
-        before = window.counters
-        window.counters = WindowCounters(before.used.plus(used), before.reserved.less(held))
+        window.counters = window.counters.moved(held, used)
         limit, counted = window.bucket.alert_limit(window.window.kind), window.counters.used
         if limit is not None and (percent := alert_percent(limit, counted.tokens)) > window.warned:
             self._warn(books, window, percent, limit)
@@ -296,7 +295,7 @@ class MemoryQuota:
             window, limit, metric = books.windows.get(name), bucket.alert_limit(at.kind), METRICS[at.kind][0]
             if window is None or limit is None or metric in bucket.limits.shadow or window.warned == 100:
                 continue
-            counted = window.counters.used.plus(window.counters.reserved).plus(cost)
+            counted = window.counters.total.plus(cost)
             if cost.tokens > 0 and counted.tokens > limit:
                 self._warn(books, window, 100, limit)
 

@@ -16,13 +16,16 @@ local asked_input, asked_output, lease, kept = struct.unpack('dddd', ARGV[3])
 if second < plan[1] or second >= plan[2] then
   return struct.pack('dd', ELSEWHEN, now)
 end
-expire_all(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, DUE))
+local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, DUE)
+if due[1] then
+  ending().expire_all(due)
+end
 
 local values = redis.call('MGET', unpack(KEYS, 2))
 local member = string.sub(KEYS[2], #prefix + 3)
 local known = values[1] and parsed(values[1])
 local requests, input, output = 1, asked_input, asked_output
-local charged = { 0, 0, 0, 0, 0, 0 }
+local charged = nil
 if known then
   local numbers = known.numbers
   local is_same = numbers[SIZE] == input and numbers[SIZE + 1] == output
@@ -41,51 +44,30 @@ local tokens = input + output
 local keys, stored = { unpack(KEYS, 3) }, { unpack(values, 2, #KEYS - 1) }
 local counters, others, fresh = gathered(stored, plan)
 
--- Whether the claim breaks a limit of a scope, whose counters and plan begin behind `base` and at `at`. Windows whose
--- tokens are used up are added to `exhausted`.
-local function breaks(position, base, at, exhausted)
-  local is_broken = counters[base + 1] + 1 > plan[at + 2]
-  if requests > 0 and above(counters[base + 2], now) + requests * plan[at + 4] > plan[at + 3] then
-    is_broken = true
+-- Whether the claim breaks a limit. Windows whose tokens are used up are remembered.
+local is_refused, exhausted, base, at = false, nil, 0, FIRST
+for position = 1, #keys do
+  if counters[base + 1] + 1 > plan[at + 2]
+    or requests > 0 and above(counters[base + 2], now) + requests * plan[at + 4] > plan[at + 3] then
+    is_refused = true
   end
-  local place, limits, is_new = base + FLOW + 1, at + SCOPE, fresh[position]
+  local place, limits = base + FLOW + 1, at + SCOPE
   for window = 1, plan[at] do
     local total_input, total_output = counters[place + 2] + input, counters[place + 3] + output
     if tokens > 0 and total_input + total_output > plan[limits + 1] then
-      is_broken = true
-      if plan[limits + 5] > 0 and not (is_new and is_new[window]) and counters[place + 8] < 100 then
+      is_refused = true
+      if plan[limits + 5] > 0 and counters[place + 8] < 100 and not (fresh and fresh[position][window]) then
+        exhausted = exhausted or {}
         exhausted[#exhausted + 1] = { key = keys[position], place = place, limit = plan[limits + 5] }
       end
-    end
-    if requests > 0 and counters[place + 1] + requests > plan[limits + 2]
+    elseif requests > 0 and counters[place + 1] + requests > plan[limits + 2]
       or input > 0 and total_input > plan[limits + 3]
       or output > 0 and total_output > plan[limits + 4] then
-      is_broken = true
+      is_refused = true
     end
     place, limits = place + WINDOW, limits + LIMITS
   end
-  return is_broken
-end
-
-local function debit(base, at)
-  counters[base + 1] = counters[base + 1] + plan[at + 1]
-  if plan[at + 4] > 0 then
-    counters[base + 2] = math.max(now, counters[base + 2]) + requests * plan[at + 4]
-  end
-  local place, limits = base + FLOW + 1, at + SCOPE
-  for _ = 1, plan[at] do
-    counters[place + 1] = counters[place + 1] + requests
-    counters[place + 2] = counters[place + 2] + input
-    counters[place + 3] = counters[place + 3] + output
-    counters[place + 7] = plan[limits + 5]
-    place, limits = place + WINDOW, limits + LIMITS
-  end
-end
-
-local exhausted, is_refused, base, at = {}, false, 0, FIRST
-for position = 1, #keys do
-  is_refused = breaks(position, base, at, exhausted) or is_refused
-  base, at = base + size_of(plan, at), after(plan, at)
+  base, at = place - 1, limits
 end
 
 if known and known.state == OPEN then
@@ -97,29 +79,43 @@ if known and known.state == OPEN then
 end
 if is_refused then
   local answer = struct.pack('ddddd', REFUSED, now, requests, input, output) .. packed(counters)
-  for _, full in ipairs(exhausted) do
-    counters[full.place + 7] = full.limit
-    warn(full.key, counters, full.place, 100)
-  end
-  if exhausted[1] then
+  if exhausted then
+    local warn = ending().warn
+    for _, full in ipairs(exhausted) do
+      counters[full.place + 7] = full.limit
+      warn(full.key, counters, full.place, 100)
+    end
     keep(keys, counters, others, plan)
   end
   return answer
 end
 
-local numbers = { now, asked_input, asked_output, requests, input, output, charged[1], charged[2], charged[3], charged[4],
-  charged[5], charged[6], 0, 0, 0, 0, 0 }
+local numbers = { now, asked_input, asked_output, requests, input, output, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+if charged then
+  for position = 1, CHARGE do
+    numbers[CHARGED + position - 1] = charged[position]
+  end
+end
 local next_number = DRAWN
 base, at = 0, FIRST
 for _ = 1, #keys do
-  debit(base, at)
-  numbers[next_number], numbers[next_number + 1] = plan[at + 1], plan[at]
-  next_number = next_number + 2
-  for window = 1, plan[at] do
-    numbers[next_number] = id_of(plan, at, window)
-    next_number = next_number + 1
+  local interval, count = plan[at + 4], plan[at]
+  counters[base + 1] = counters[base + 1] + plan[at + 1]
+  if interval > 0 then
+    counters[base + 2] = now + above(counters[base + 2], now) + requests * interval
   end
-  base, at = base + size_of(plan, at), after(plan, at)
+  numbers[next_number], numbers[next_number + 1] = plan[at + 1], count
+  next_number = next_number + 2
+  local place, limits = base + FLOW + 1, at + SCOPE
+  for _ = 1, count do
+    counters[place + 1] = counters[place + 1] + requests
+    counters[place + 2] = counters[place + 2] + input
+    counters[place + 3] = counters[place + 3] + output
+    counters[place + 7] = plan[limits + 5]
+    numbers[next_number] = counters[place]
+    place, limits, next_number = place + WINDOW, limits + LIMITS, next_number + 1
+  end
+  base, at = place - 1, limits
 end
 local text = keep(keys, counters, others, plan)
 if known then

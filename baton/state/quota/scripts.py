@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ NAMES = {  # and what each begins with
     "renew": ("common",),
     "expire": ("common", "ending"),
 }
+_CONSTANTS = re.compile(r"^ *local ([A-Z_]+(?:, [A-Z_]+)*) = (\d+(?:, \d+)*)(?: --.*)?$", re.MULTILINE)
+_NAME = re.compile(r"\b[A-Z_]+\b")
 BATCH = 64  # some milliseconds of the server's time
 
 
@@ -51,7 +54,9 @@ class Scripts:
         self._budget = budget
         folder = resources.files("baton.state.quota")
         self._texts = {
-            name: "\n".join(folder.joinpath(f"{part}.lua").read_text(encoding="utf-8") for part in (*parts, name))
+            name: _with_constants(
+                "\n".join(folder.joinpath(f"{part}.lua").read_text(encoding="utf-8") for part in (*parts, name))
+            )
             for name, parts in NAMES.items()
         }
         self._hashes = {name: hashlib.sha1(text.encode()).hexdigest() for name, text in self._texts.items()}
@@ -118,6 +123,24 @@ class Scripts:
             return [await _answer(connection) for _ in batch]
         finally:
             await pool.release(connection)
+
+
+def _with_constants(text: str) -> str:
+    """With ``local NAME, OTHER = 1, 2`` in the place of the names. Lua has no constants, and what a function takes from
+    around it is paid for whenever the function is made: at each call of a script."""
+    values: dict[str, str] = {}
+    for names, numbers in _CONSTANTS.findall(text):
+        values.update(zip(names.split(", "), numbers.split(", "), strict=True))
+    return _NAME.sub(lambda found: values.get(found[0], found[0]), _CONSTANTS.sub("", text))
+
+
+def _command(*arguments: str | int | bytes) -> bytes:
+    """An EVALSHA as the server reads it. The connection's own way of writing takes four times as long."""
+    parts = [b"*%d\r\n$7\r\nEVALSHA\r\n" % (len(arguments) + 1)]
+    for argument in arguments:
+        data = argument if isinstance(argument, bytes) else str(argument).encode()
+        parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
+    return b"".join(parts)
 
 
 async def _answer(connection: AbstractConnection) -> object:

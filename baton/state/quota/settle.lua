@@ -15,6 +15,6 @@ if not r or r.owner ~= owner then
   return ended or r and 'superseded' or 'missing'
 end
 local numbers = doubles(ARGV[3])
-close(member, r, numbers, ARGV[2], r.state == OPEN and 'settled' or 'late')
+ending().close(member, r, numbers, ARGV[2], r.state == OPEN and 'settled' or 'late')
 redis.call('SET', KEYS[2], string.char(DONE) .. owner, 'PX', numbers[CHARGE + 1])
 return 'settled'

@@ -30,7 +30,7 @@ from baton.core.types import (
     SettleOutcome,
 )
 from baton.state.config import StateConfig
-from baton.state.quota.buckets import NO_CHARGE, Bucket, Charge, Cost, Counters, FlowCounters, WindowCounters
+from baton.state.quota.buckets import NO_CHARGE, NO_COST, Bucket, Charge, Cost, Counters, FlowCounters, WindowCounters
 from baton.state.quota.claims import check_claim, member_of, size_in_use
 from baton.state.quota.drawing import Drawing, Drawings
 from baton.state.quota.keys import organisation_prefix, organisations_with
@@ -200,11 +200,10 @@ def _counters(numbers: Sequence[int], buckets: Sequence[Bucket]) -> list[Counter
     for bucket in buckets:
         flow = FlowCounters(numbers[at], numbers[at + 1])
         at += FLOW
-        windows: list[WindowCounters] = []
-        for _ in bucket.kinds:
-            windows.append(_window_counters(numbers, at))
-            at += WINDOW
-        found.append(Counters(tuple(windows), flow))
+        end = at + WINDOW * len(bucket.kinds)
+        windows = tuple([_window_counters(numbers, window) for window in range(at, end, WINDOW)])
+        found.append(Counters(windows, flow))
+        at = end
     return found
 
 
@@ -217,17 +216,15 @@ def _stored_counters(numbers: Sequence[int], bucket: Bucket, windows: Windows) -
 
 
 def _window_counters(numbers: Sequence[int], at: int) -> WindowCounters:
-    """Of a window that begins there: its id, totals of what was used and is reserved, and what was used."""
-    _, requests, prompts, answers, requests_used, prompts_used, answers_used = numbers[at : at + 7]
-    reserved = Cost(requests - requests_used, prompts - prompts_used, answers - answers_used)
-    return WindowCounters(Cost(requests_used, prompts_used, answers_used), reserved)
+    """Of a window that begins there, with its id."""
+    return tuple.__new__(WindowCounters, numbers[at + 1 : at + 7])
 
 
 def _before(buckets: Sequence[Bucket], after: Sequence[Counters], cost: Cost) -> list[Counters]:
     """The counters that a grant was judged by."""
     return [
         Counters(
-            tuple(WindowCounters(counted.used, counted.reserved.less(cost)) for counted in held.windows),
+            tuple(counted.moved(cost, NO_COST) for counted in held.windows),
             undebited(bucket, held.flow, cost.requests),
         )
         for bucket, held in zip(buckets, after, strict=True)

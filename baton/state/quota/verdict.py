@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from baton.core.types import Limits, Metric, QuotaBalance, QuotaRefusal
-from baton.state.quota.buckets import METRICS, Bucket, Cost, Counters, FlowCounters, Scope, WindowCounters
+from baton.core.types import Metric, QuotaBalance, QuotaRefusal
+from baton.state.quota.buckets import METRICS, Bucket, Cost, Counters, FlowCounters, WindowCounters
 from baton.state.quota.windows import MICROSECONDS, WindowKind, Windows
 
 Buckets = tuple[Bucket, ...]
+_new = tuple.__new__
 
 CONCURRENCY_RETRY_SECONDS = 1.0  # nobody knows when a running request ends
 ALERT_PERCENTS = (50, 80, 100)
@@ -50,19 +51,22 @@ def undebited(bucket: Bucket, flow: FlowCounters, requests: int) -> FlowCounters
 
 
 def balances(buckets: Buckets, windows: Windows, counters: Sequence[Counters], now: int) -> tuple[QuotaBalance, ...]:
-    """What every limit, and every counter without one, stands at."""
+    """What every limit, and every counter without one, stands at.
+
+    Done for each request: tuples are made by ``tuple``'s own constructor, which takes half the time.
+    """
     found: list[QuotaBalance] = []
     waits = [(window.end - now) / MICROSECONDS for window in windows.each]
     for bucket, held in zip(buckets, counters, strict=True):
-        who, limits = bucket.scope, bucket.limits
-        for kind, (used, reserved) in zip(bucket.kinds, held.windows, strict=True):
-            wait = waits[bucket.place(kind)]
+        for kind, counted in zip(bucket.kinds, held.windows, strict=True):
             if kind is WindowKind.MINUTE:
-                _minute_balances(found, who, limits, used, reserved, wait)
-            else:
-                limit = limits.tokens_per_day if kind is WindowKind.DAY else limits.tokens_per_month
-                tokens = used[1] + used[2], reserved[1] + reserved[2]
-                found.append(QuotaBalance(*who, METRICS[kind][0], limit, *tokens, wait))
+                _minute_balances(found, bucket, counted, waits[0])
+                continue
+            (level, subject, model), limits = bucket.scope, bucket.limits
+            limit = limits.tokens_per_day if kind is WindowKind.DAY else limits.tokens_per_month
+            used, wait = counted[4] + counted[5], waits[bucket.place(kind)]
+            row = level, subject, model, METRICS[kind][0], limit, used, counted[1] + counted[2] - used, wait
+            found.append(_new(QuotaBalance, row))
     for bucket, held in zip(buckets, counters, strict=True):
         if bucket.has_flow:
             _flow_balances(found, bucket, held.flow, now)
@@ -74,27 +78,31 @@ def alert_percent(limit: int, used: int) -> int:
     return max((percent for percent in ALERT_PERCENTS if used * 100 >= limit * percent), default=0)
 
 
-def _minute_balances(
-    found: list[QuotaBalance], who: Scope, limits: Limits, used: Cost, reserved: Cost, wait: float
-) -> None:
-    """Written out, since it is done for each request."""
+def _minute_balances(found: list[QuotaBalance], bucket: Bucket, counted: WindowCounters, wait: float) -> None:
+    (level, subject, model), limits = bucket.scope, bucket.limits
+    requests, prompts, answers, requests_used, prompts_used, answers_used = counted
     if (limit := limits.requests_per_minute) is not None:
-        found.append(QuotaBalance(*who, Metric.REQUESTS_PER_MINUTE, limit, used[0], reserved[0], wait))
+        row = level, subject, model, Metric.REQUESTS_PER_MINUTE, limit, requests_used, requests - requests_used, wait
+        found.append(_new(QuotaBalance, row))
     if (limit := limits.input_tokens_per_minute) is not None:
-        found.append(QuotaBalance(*who, Metric.INPUT_TOKENS_PER_MINUTE, limit, used[1], reserved[1], wait))
+        row = level, subject, model, Metric.INPUT_TOKENS_PER_MINUTE, limit, prompts_used, prompts - prompts_used, wait
+        found.append(_new(QuotaBalance, row))
     if (limit := limits.output_tokens_per_minute) is not None:
-        found.append(QuotaBalance(*who, Metric.OUTPUT_TOKENS_PER_MINUTE, limit, used[2], reserved[2], wait))
+        row = level, subject, model, Metric.OUTPUT_TOKENS_PER_MINUTE, limit, answers_used, answers - answers_used, wait
+        found.append(_new(QuotaBalance, row))
     if (limit := limits.tokens_per_minute) is not None:
-        tokens = used[1] + used[2], reserved[1] + reserved[2]
-        found.append(QuotaBalance(*who, Metric.TOKENS_PER_MINUTE, limit, *tokens, wait))
+        used = prompts_used + answers_used
+        row = level, subject, model, Metric.TOKENS_PER_MINUTE, limit, used, prompts + answers - used, wait
+        found.append(_new(QuotaBalance, row))
 
 
 def _flow_balances(found: list[QuotaBalance], bucket: Bucket, flow: FlowCounters, now: int) -> None:
-    who, limits = bucket.scope, bucket.limits
-    found.append(QuotaBalance(*who, Metric.CONCURRENCY, limits.concurrency, 0, flow.running, None))
+    (level, subject, model), limits = bucket.scope, bucket.limits
+    row = level, subject, model, Metric.CONCURRENCY, limits.concurrency, 0, flow.running, None
+    found.append(_new(QuotaBalance, row))
     if limits.burst is not None:
         taken, whole_after = _burst_taken(bucket, flow, now), max(0, flow.arrival - now) / MICROSECONDS
-        found.append(QuotaBalance(*who, Metric.BURST, limits.burst, taken, 0, whole_after))
+        found.append(_new(QuotaBalance, (level, subject, model, Metric.BURST, limits.burst, taken, 0, whole_after)))
 
 
 def _refusals(
