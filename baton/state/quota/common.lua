@@ -1,5 +1,5 @@
--- The beginning of every quota script. All keys of an organisation have its hash tag and so one slot; KEYS[1] routes the
--- call there. The caller names the keys that it knows; those of leases that ended are made from the prefix.
+-- The beginning of every quota script. All keys of an organisation have its hash tag and so one slot; KEYS[1] routes
+-- the call there. The caller names the keys that it knows; those of leases that ended are made from the prefix.
 --
 -- <prefix>open      sorted set: open reservations by the end of their lease (microseconds)
 -- <prefix>r:<member>            one reservation; member is tenant/request id
@@ -24,7 +24,7 @@ local prefix = string.sub(KEYS[1], 1, -5)
 local FLOW, WINDOW, DOUBLE = 2, 9, 8
 local MINUTE, DAY, MONTH = 0, 1, 2 -- kinds of windows
 local OPEN, EXPIRED, DONE = 111, 120, 100 -- o, x, d
-local MOMENT, SIZE, HELD, CHARGED, PROGRESS, OWNER, DRAWN = 1, 2, 4, 7, 13, 17, 18 -- where a reservation's numbers begin
+local MOMENT, SIZE, HELD, CHARGED, PROGRESS, OWNER, DRAWN = 1, 2, 4, 7, 13, 17, 18 -- of a reservation's numbers
 local EXPIRED_KEPT = 86400000 -- milliseconds: a settlement that comes after the lease charges only the rest
 local ALERTS_KEPT = 10000
 local CHARGE = 6 -- requests, input, cached, output, cost, energy: what a charge counts, in this order
@@ -54,8 +54,9 @@ local function above(more, less)
 end
 
 -- A reservation from its text, or nil, which one that is settled is, too. Its numbers: when it was debited, its size
--- (input, output), what it holds (requests, input, output), what was charged before, its progress (input, cached, output,
--- millijoules), the length of its owner, and for each scope 1 if it counts as running there, how many windows, their ids.
+-- (input, output), what it holds (requests, input, output), what was charged before, its progress (input, cached,
+-- output, millijoules), the length of its owner, and for each scope 1 if it counts as running there, how many windows,
+-- their ids.
 local function parsed(text)
   local state, count = string.byte(text, 1, 2)
   if state == DONE then

@@ -1,9 +1,9 @@
--- What a script that debits is told: a blob of doubles. The plan of its windows: from when until when (seconds) they hold
--- the server's time, and of each of five windows the id and the end (seconds). Then, for each scope, in the order of
--- its keys: how many windows it counts in, 1 if it counts requests in progress, its limit of these, the burst times its
--- interval, that interval (microseconds; 0: no burst), which of the windows ends last (0: it counts in none); and for each window
--- which one it is, the limits of tokens, requests, input and output, and the one to warn of (0: none). No limit is one that no
--- total reaches.
+-- What a script that debits is told: a blob of doubles. The plan of its windows: from when until when (seconds) they
+-- hold the server's time, and of each of five windows the id and the end (seconds). Then, for each scope, in the order
+-- of its keys: how many windows it counts in, 1 if it counts requests in progress, its limit of these, the burst times
+-- its interval, that interval (microseconds; 0: no burst), which of the windows ends last (0: it counts in none); and
+-- for each window which one it is, the limits of tokens, requests, input and output, and the one to warn of (0: none).
+-- No limit is one that no total reaches.
 
 local FIRST, SCOPE, LIMITS = 13, 6, 6 -- where scopes begin; how many numbers one has, and each of its windows
 local WINDOW_KEPT = 120000 -- milliseconds after its end: refunds and readers that come late
@@ -29,7 +29,8 @@ local function in_order(values, plan)
   at = FIRST
   for _ = 1, #values do
     for window = 1, plan[at] do
-      if counters[base + FLOW + 1 + (window - 1) * WINDOW] ~= plan[1 + 2 * plan[at + SCOPE + (window - 1) * LIMITS]] then
+      local id = plan[1 + 2 * plan[at + SCOPE + (window - 1) * LIMITS]]
+      if counters[base + FLOW + 1 + (window - 1) * WINDOW] ~= id then
         return nil
       end
     end
@@ -42,8 +43,8 @@ end
 local function rearranged(values, plan)
   local KEPT = { [MINUTE] = 120, [DAY] = 108000, [MONTH] = 2851200 } -- seconds after its start
 
-  -- Adds to `counters` those of a scope, its planned windows in their order. The text of others that are not long over, and
-  -- which of the planned ones are new.
+  -- Adds to `counters` those of a scope, its planned windows in their order. The text of others that are not long over,
+  -- and which of the planned ones are new.
   local function arrange(counters, value, plan, at)
     local before, fresh, taken, others = value and doubles(value) or { 0, 0 }, {}, {}, {}
     counters[#counters + 1], counters[#counters + 2] = before[1], before[2]
@@ -89,8 +90,8 @@ local function gathered(values, plan)
   return rearranged(values, plan)
 end
 
--- Writes the counters of all scopes, each of which lives until its last window has ended, and longer than any request in
--- progress. Gives their text, without the others.
+-- Writes the counters of all scopes, each of which lives until its last window has ended, and longer than any request
+-- in progress. Gives their text, without the others.
 local function keep(keys, counters, others, plan)
   local text, from, at = packed(counters), 1, FIRST
   local least = second * 1000 + FLOW_KEPT

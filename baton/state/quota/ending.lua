@@ -1,5 +1,5 @@
--- How a reservation ends: moved from reserved to used, charged, booked. Most calls need none of it, so these functions are
--- made when they are needed.
+-- How a reservation ends: moved from reserved to used, charged, booked. Most calls need none of it, so these functions
+-- are made when they are needed.
 
 local function ending()
   local KIND_NAMES = { [DAY] = 'day', [MONTH] = 'month' }
@@ -9,12 +9,12 @@ local function ending()
     local kind, limit, used = counters[at] % 4, counters[at + 7], counters[at + 5] + counters[at + 6]
     counters[at + 8] = percent
     redis.call('XADD', prefix .. 'alerts', 'MAXLEN', '~', ALERTS_KEPT, '*',
-      'bucket', KIND_NAMES[kind] .. ':' .. (counters[at] - kind) / 4 .. ':' .. string.sub(key, #prefix + 1), 'percent', percent,
-      'limit', string.format('%.0f', limit), 'used', string.format('%.0f', used))
+      'bucket', KIND_NAMES[kind] .. ':' .. (counters[at] - kind) / 4 .. ':' .. string.sub(key, #prefix + 1),
+      'percent', percent, 'limit', string.format('%.0f', limit), 'used', string.format('%.0f', used))
   end
 
-  -- Moves what was held to what was used in one window. Counters that were evicted and begun anew do not know what is given
-  -- back to them; their reserved part stops at 0.
+  -- Moves what was held to what was used in one window. Counters that were evicted and begun anew do not know what is
+  -- given back to them; their reserved part stops at 0.
   local function move_window(key, counters, at, held, used)
     local requests, input, output = counters[at + 4], counters[at + 5], counters[at + 6]
     local requests_after, input_after, output_after = requests + used[1], input + used[2], output + used[3]
@@ -31,8 +31,8 @@ local function ending()
     end
   end
 
-  -- Moves what was held, {requests, input, output}, to what was used, in every window that is still there, and a request in
-  -- progress less if it `leaves`. `drawn`, from `at` on, tells the windows of each of the keys.
+  -- Moves what was held, {requests, input, output}, to what was used, in every window that is still there, and a
+  -- request in progress less if it `leaves`. `drawn`, from `at` on, tells the windows of each of the keys.
   local function move(keys, drawn, at, held, used, leaves)
     local there, values = {}, {}
     for position, value in ipairs(redis.call('MGET', unpack(keys))) do
@@ -74,8 +74,8 @@ local function ending()
       'request', string.match(member, '^[^/]*/(.*)$'), 'tenant', tenant, 'key', key, 'model', model, 'used', used)
   end
 
-  -- What tokens and energy cost: prices {input, cached, output, joule}. Energy may be more millijoules times units than a
-  -- double holds, so whole joules are counted first.
+  -- What tokens and energy cost: prices {input, cached, output, joule}. Energy may be more millijoules times units than
+  -- a double holds, so whole joules are counted first.
   local function cost_of(input, cached, output, energy, prices)
     local price, cached_price, output_price, joule = string.match(prices, '^(%d+) (%d+) (%d+) (%d+)$')
     local whole = math.floor(energy / 1000)
@@ -107,7 +107,8 @@ local function ending()
     for scope in string.gmatch(scopes, '[^\n]+') do
       keys[#keys + 1] = scope
     end
-    move(keys, numbers, DRAWN, { numbers[HELD], numbers[HELD + 1], numbers[HELD + 2] }, { used[1], used[2], used[4] }, is_open)
+    local held = { numbers[HELD], numbers[HELD + 1], numbers[HELD + 2] }
+    move(keys, numbers, DRAWN, held, { used[1], used[2], used[4] }, is_open)
     if is_open then
       redis.call('ZREM', KEYS[1], member)
     end

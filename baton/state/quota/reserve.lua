@@ -1,12 +1,12 @@
 -- Reserves what a claim needs in all its buckets, or nothing in any.
 --
--- KEYS: open, the reservation, the scopes. ARGV: owner, prices and tenant and key and model (lines), then in doubles what
--- is claimed (input, output, lease in microseconds, kept in milliseconds), and the plan.
+-- KEYS: open, the reservation, the scopes. ARGV: owner, prices and tenant and key and model (lines), then in doubles
+-- what is claimed (input, output, lease in microseconds, kept in milliseconds), and the plan.
 --
--- Answers doubles: status, now, and where it has counters to tell the cost (requests, input, output), and the counters of
--- each scope's planned windows. Status: granted, with what was debited and the counters after it; refused,
--- with what would have been debited, or taken (an open reservation of the same request and size), with the counters as
--- they are; in use (of another size); elsewhen (the windows do not hold the server's time).
+-- Answers doubles: status, now, and where it has counters to tell the cost (requests, input, output), and the counters
+-- of each scope's planned windows. Status: granted, with what was debited and the counters after it; refused, with what
+-- would have been debited, or taken (an open reservation of the same request and size), with the counters as they are;
+-- in use (of another size); elsewhen (the windows do not hold the server's time).
 
 local GRANTED, REFUSED, TAKEN, IN_USE, ELSEWHEN = 0, 1, 2, 3, 4
 local DUE = 16

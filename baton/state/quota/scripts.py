@@ -116,10 +116,8 @@ class Scripts:
         pool = self._client.connection_pool
         connection = await pool.get_connection()
         try:
-            commands = [
-                ("EVALSHA", self._hashes[call.name], len(call.keys), *call.keys, *call.arguments) for call in batch
-            ]
-            await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+            packed = [_command(self._hashes[call.name], len(call.keys), *call.keys, *call.arguments) for call in batch]
+            await connection.send_packed_command(packed, check_health=False)
             return [await _answer(connection) for _ in batch]
         finally:
             await pool.release(connection)

@@ -1,8 +1,8 @@
 -- Ends an admission with what was delivered: moves it from reserved to used, refunds the rest, writes the ledger.
 --
--- KEYS: open, the reservation. ARGV: owner, charge (requests, input, cached, output, cost, energy) as text, and in doubles
--- the same and kept (milliseconds that this end is remembered). Answers settled, already, superseded, or missing: there
--- is neither reservation nor memory of one.
+-- KEYS: open, the reservation. ARGV: owner, charge (requests, input, cached, output, cost, energy) as text, and in
+-- doubles the same and kept (milliseconds that this end is remembered). Answers settled, already, superseded, or
+-- missing: there is neither reservation nor memory of one.
 
 local owner, text = ARGV[1], redis.call('GET', KEYS[2])
 if text == string.char(DONE) .. owner then

@@ -217,7 +217,7 @@ def _stored_counters(numbers: Sequence[int], bucket: Bucket, windows: Windows) -
 
 def _window_counters(numbers: Sequence[int], at: int) -> WindowCounters:
     """Of a window that begins there, with its id."""
-    return tuple.__new__(WindowCounters, numbers[at + 1 : at + 7])
+    return WindowCounters._make(numbers[at + 1 : at + 7])
 
 
 def _before(buckets: Sequence[Bucket], after: Sequence[Counters], cost: Cost) -> list[Counters]:

@@ -5,15 +5,16 @@ The Redis script compares the same sums; what it refuses is explained here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from baton.core.types import Metric, QuotaBalance, QuotaRefusal
 from baton.state.quota.buckets import METRICS, Bucket, Cost, Counters, FlowCounters, WindowCounters
 from baton.state.quota.windows import MICROSECONDS, WindowKind, Windows
 
 Buckets = tuple[Bucket, ...]
-_new = tuple.__new__
+_new = cast("Callable[[type[QuotaBalance], Iterable[object]], QuotaBalance]", tuple.__new__)  # pyright: ignore
 
 CONCURRENCY_RETRY_SECONDS = 1.0  # nobody knows when a running request ends
 ALERT_PERCENTS = (50, 80, 100)
