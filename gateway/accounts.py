@@ -29,8 +29,8 @@ _NOBODY = KeyRecord("", "", "", "0" * 64)
 
 @dataclass(frozen=True, slots=True)
 class AccountPolicy:
-    """``known``: how many key ids are remembered, unknown ones too, so that guessing costs Redis little. An account takes
-    3 kB with all limits on three levels, so all of them 150 MB.
+    """``known``: how many key ids are remembered, unknown ones too, so that guessing costs Redis little. An account
+    takes 3 kB with all limits on three levels, so all of them 150 MB.
     """
 
     max_age: float = 0.5
