@@ -5,7 +5,7 @@
   time a script says how many one core of it answers, whatever the gateways on the same machine take away from it;
 * frozen: the server is stopped under load: the longest that a request waited to be admitted without it;
 * memory: what the server keeps for a tenant with three keys, all limits on;
-* crowd: with all those tenants there, latency for 1,000 of them and for all, in turn on the same machine.
+* crowd: with all those tenants there, and known to the gateway, latency for 1,000 of them and for all, in turn.
 
 "all limits on" are the eight of a tenant; ``--levels 3`` has them at organisation and key, too.
 """
@@ -26,6 +26,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +77,19 @@ def state(url: str, budget_ms: float = PATIENT_MS) -> StateConfig:
     return StateConfig(url, PASSWORD, budget_ms, budget_ms, namespace="bench", quota_budget_ms=budget_ms)
 
 
+@cache
+def accounts(plan: QuotaPlan) -> list[Account]:
+    """The same objects each time, as a gateway remembers those of its keys."""
+    if plan.tenants > FEW:
+        few = accounts(replace(plan, tenants=FEW))
+        return few + [account(tenant, key, plan.levels) for tenant in range(FEW, plan.tenants) for key in range(KEYS)]
+    return [account(tenant, key, plan.levels) for tenant in range(plan.tenants) for key in range(KEYS)]
+
+
 def claims(plan: QuotaPlan, label: str) -> list[QuotaClaim]:
-    draw = random.Random(f"{plan.seed}/{label}")
-    accounts = [account(tenant, key, plan.levels) for tenant in range(plan.tenants) for key in range(KEYS)]
+    draw, payers = random.Random(f"{plan.seed}/{label}"), accounts(plan)
     return [
-        QuotaClaim(f"{label}-{number}", label, draw.choice(accounts), "model", 1000, 200)
+        QuotaClaim(f"{label}-{number}", label, draw.choice(payers), "model", 1000, 200)
         for number in range(plan.admissions)
     ]
 
@@ -186,41 +195,39 @@ def stopped(pid: int) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-# --- memory -----------------------------------------------------------------------------------------------------------
+# --- memory and crowd -------------------------------------------------------------------------------------------------
 
 
-async def memory(url: str, plan: QuotaPlan) -> dict[str, Any]:
-    """Bytes that the server uses for each tenant after one admission of each of its keys, its ledger included."""
+async def tenants(url: str, plan: QuotaPlan) -> dict[str, dict[str, Any]]:
+    """``memory`` and ``crowd`` of one gateway that has seen every key before."""
     config = state(url)
     async with connect(config) as client:
-        await client.execute_command("FLUSHALL", "SYNC")  # and not freed in the background, while we count
         quota = SharedQuota(client, config, SystemClock())
-        before = (await client.info("memory"))["used_memory"]
-        for tenant in range(plan.tenants):
-            for key in range(KEYS):
-                claim = QuotaClaim(f"m-{key}", "memory", account(tenant, key, plan.levels), "model", 1000, 200)
-                await quota.reserve(claim)
-                await quota.settle(claim, Delivered(1000, 0, 100))
-        after = (await client.info("memory"))["used_memory"]
+        return {"memory": await memory(client, quota, plan), "crowd": await crowd(quota, plan)}
+
+
+async def memory(client: Any, quota: SharedQuota, plan: QuotaPlan) -> dict[str, Any]:
+    """Bytes that the server uses for each tenant after one admission of each of its keys, its ledger included."""
+    await client.execute_command("FLUSHALL", "SYNC")  # and not freed in the background, while we count
+    before = (await client.info("memory"))["used_memory"]
+    for payer in accounts(plan):
+        claim = QuotaClaim(f"m-{payer.key.id}", "memory", payer, "model", 1000, 200)
+        await quota.reserve(claim)
+        await quota.settle(claim, Delivered(1000, 0, 100))
+    after = (await client.info("memory"))["used_memory"]
     return {"bytes_per_tenant": round((after - before) / plan.tenants)}
 
 
-# --- crowd ------------------------------------------------------------------------------------------------------------
-
-
-async def crowd(url: str, plan: QuotaPlan) -> dict[str, Any]:
-    """Milliseconds of reserve beside the tenants that ``memory`` left there: among ``FEW`` of them, and among all."""
-    config = state(url)
+async def crowd(quota: SharedQuota, plan: QuotaPlan) -> dict[str, Any]:
+    """Milliseconds of reserve beside all tenants: among ``FEW`` of them, and among all."""
     crowds = {"few": replace(plan, tenants=min(FEW, plan.tenants)), "all": plan}
     reserved: dict[str, list[float]] = {name: [] for name in crowds}
-    async with connect(config) as client:
-        quota = SharedQuota(client, config, SystemClock())
-        for pair in zip(*(claims(part, name) for name, part in crowds.items()), strict=True):
-            for name, claim in zip(crowds, pair, strict=True):
-                started = time.perf_counter()
-                await quota.reserve(claim)
-                reserved[name].append((time.perf_counter() - started) * 1000)
-                await quota.settle(claim, Delivered(1000, 0, 100))
+    for pair in zip(*(claims(part, name) for name, part in crowds.items()), strict=True):
+        for name, claim in zip(crowds, pair, strict=True):
+            started = time.perf_counter()
+            await quota.reserve(claim)
+            reserved[name].append((time.perf_counter() - started) * 1000)
+            await quota.settle(claim, Delivered(1000, 0, 100))
     warm = plan.admissions // 8
     return {f"{name}_reserve_ms": percentiles(values[warm:]) for name, values in reserved.items()}
 
@@ -232,8 +239,7 @@ def run(plan: QuotaPlan) -> dict[str, Any]:
     with embedded_server(PASSWORD) as (url, pid):
         figures: dict[str, Any] = {"latency": uvloop.run(latency(url, plan))}
         figures["throughput"] = throughput(url, pid, plan)
-        figures["memory"] = uvloop.run(memory(url, plan))
-        figures["crowd"] = uvloop.run(crowd(url, plan))
+        figures |= uvloop.run(tenants(url, plan))
         figures["frozen"] = uvloop.run(frozen(url, pid, plan))
     return figures
 

@@ -36,6 +36,7 @@ from baton.state.quota.ledger import RedisLedger
 from baton.state.quota.memory import MemoryQuota
 from baton.state.quota.shared import SharedQuota
 from baton.state.redis_client import connect
+from tests.fake_redis import add_struct
 
 NOON = 1_764_417_600.0  # 2025-11-29 12:00:00 UTC, the beginning of a minute
 LEASE = 15.0
@@ -90,7 +91,9 @@ async def fake_client() -> AsyncIterator[tuple[fakeredis.FakeAsyncRedis, ManualC
     with pytest.MonkeyPatch.context() as patch:
         for module in ASKS_THE_TIME:
             patch.setattr(module, "time", SimpleNamespace(time=clock.wall))
-        async with fakeredis.FakeAsyncRedis(server=fakeredis.FakeServer(), protocol=2) as client:
+        server = fakeredis.FakeServer()
+        async with fakeredis.FakeAsyncRedis(server=server, protocol=2) as client:
+            await add_struct(client, server)
             yield client, clock
 
 

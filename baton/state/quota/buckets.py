@@ -1,14 +1,15 @@
 """From a claim to the buckets that it draws on, and what they count.
 
-A bucket is one level's counters, for one model or all, in one window (``WindowBucket``) or without one (``FlowBucket``:
-requests in progress, and the burst). Counters exist for every limit, and for a tenant's days, months and requests in
-progress without one, so that a limit set later finds what was used before.
+A bucket is one level's counters, for one model or all: in windows, and of requests in progress and the burst without
+one. Counters exist for every limit, and for a tenant's days, months and requests in progress without one, so that a
+limit set later finds what was used before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import NamedTuple
 
 from baton.core.types import (
@@ -20,7 +21,7 @@ from baton.core.types import (
     ModelLimits,
     Prices,
 )
-from baton.state.quota.windows import MINUTE, Window, WindowKind
+from baton.state.quota.windows import KINDS, MINUTE, WindowKind
 
 METRICS = {
     WindowKind.MINUTE: (
@@ -31,6 +32,13 @@ METRICS = {
     ),
     WindowKind.DAY: (Metric.TOKENS_PER_DAY,),
     WindowKind.MONTH: (Metric.TOKENS_PER_MONTH,),
+}
+# Which of ``Windows`` a level's are; keys have the tenant's.
+ORGANISATION_PLACES = {WindowKind.MINUTE: 0, WindowKind.DAY: 1, WindowKind.MONTH: 2}
+TENANT_PLACES = {WindowKind.MINUTE: 0, WindowKind.DAY: 3, WindowKind.MONTH: 4}
+_KINDS = {
+    chosen: tuple(kind for kind, is_chosen in zip(KINDS, chosen, strict=True) if is_chosen)
+    for chosen in product((False, True), repeat=len(KINDS))
 }
 
 
@@ -136,60 +144,61 @@ class Scope(NamedTuple):
 
     @property
     def name(self) -> str:
+        """Unique in the organisation. The model, which may hold any character, comes last."""
         return f"{self.level}:{self.subject}:{self.model}"
 
 
-class WindowBucket(NamedTuple):
+class Bucket(NamedTuple):
+    """What one scope counts: windows of ``kinds``, and requests in progress if ``has_flow``."""
+
     scope: Scope
     limits: Limits
-    window: Window
+    kinds: tuple[WindowKind, ...]
+    has_flow: bool
 
-    @property
-    def name(self) -> str:
-        """Unique in the organisation. The model, which may hold any character, comes last."""
-        return f"{self.window.name}:{self.scope.name}"
-
-    @property
-    def field(self) -> str:
-        return self.window.name
-
-    @property
-    def metrics(self) -> tuple[Metric, ...]:
-        return METRICS[self.window.kind]
-
-    @property
-    def alert_limit(self) -> int | None:
-        """Days and months warn before they are used up; a minute is over before anybody reads it."""
-        return None if self.window.kind is WindowKind.MINUTE else self.limits.of(self.metrics[0]) or None
-
-
-class FlowBucket(NamedTuple):
-    scope: Scope
-    limits: Limits
-
-    @property
-    def name(self) -> str:
-        return f"flow:{self.scope.name}"
-
-    @property
-    def field(self) -> str:
-        return "flow"
-
-    @property
-    def burst(self) -> int | None:
-        return self.limits.burst
+    def place(self, kind: WindowKind) -> int:
+        """Which of ``Windows`` it counts in."""
+        return (ORGANISATION_PLACES if self.scope.level is Level.ORGANISATION else TENANT_PLACES)[kind]
 
     @property
     def interval(self) -> int:
         """Microseconds in which one request of the burst is refilled, rounded up: never faster than the limit."""
         return -(-MINUTE // (self.limits.requests_per_minute or 1))
 
+    def alert_limit(self, kind: WindowKind) -> int | None:
+        """Days and months warn before they are used up; a minute is over before anybody reads it."""
+        return None if kind is WindowKind.MINUTE else self.limits.of(METRICS[kind][0]) or None
+
 
 class WindowCounters(NamedTuple):
-    """A day and a month may count tokens alone, as input."""
+    """What is used and reserved together, then what of it is used."""
 
-    used: Cost = NO_COST
-    reserved: Cost = NO_COST
+    requests: int = 0
+    input: int = 0
+    output: int = 0
+    requests_used: int = 0
+    input_used: int = 0
+    output_used: int = 0
+
+    @property
+    def used(self) -> Cost:
+        return Cost(self.requests_used, self.input_used, self.output_used)
+
+    @property
+    def reserved(self) -> Cost:
+        return self.total.less(self.used)
+
+    @property
+    def total(self) -> Cost:
+        return Cost(self.requests, self.input, self.output)
+
+    def holding(self, cost: Cost) -> WindowCounters:
+        """With ``cost`` reserved."""
+        return WindowCounters(*self.total.plus(cost), *self.used)
+
+    def moved(self, held: Cost, used: Cost) -> WindowCounters:
+        """With ``used`` in place of what was held."""
+        return WindowCounters(*self.total.less(held).plus(used), *self.used.plus(used))
 
 
 class FlowCounters(NamedTuple):
@@ -199,67 +208,49 @@ class FlowCounters(NamedTuple):
     arrival: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Buckets:
-    """All buckets of one claim at one moment. ``scopes``: the same ones by scope, windows before the flow."""
-
-    windows: tuple[WindowBucket, ...]
-    flows: tuple[FlowBucket, ...]
-    scopes: tuple[tuple[Scope, tuple[WindowBucket | FlowBucket, ...]], ...]
-
-    @property
-    def has_shadow(self) -> bool:
-        return any(bucket.limits.shadow for bucket in (*self.windows, *self.flows))
-
-
-@dataclass(frozen=True, slots=True)
-class Counters:
-    """The counters of ``Buckets``, in its order."""
+class Counters(NamedTuple):
+    """Of one bucket, its windows in the order of its kinds."""
 
     windows: tuple[WindowCounters, ...]
-    flows: tuple[FlowCounters, ...]
+    flow: FlowCounters = FlowCounters()
 
 
-def buckets_of(account: Account, model: str, window: Callable[[WindowKind, str], Window]) -> Buckets:
-    """What a request of ``model`` draws on. ``window`` gives the current one of a kind in a time zone."""
-    windows: list[WindowBucket] = []
-    flows: list[FlowBucket] = []
-    scopes: list[tuple[Scope, tuple[WindowBucket | FlowBucket, ...]]] = []
-    for scope, limits, zone in _scopes(account, model):
+def buckets_of(account: Account, model: str) -> tuple[Bucket, ...]:
+    """What a request of ``model`` draws on."""
+    found: list[Bucket] = []
+    for scope, limits in _scopes(account, model):
         is_tenant = scope.level is Level.TENANT and not scope.model
-        counted = [WindowBucket(scope, limits, window(kind, zone)) for kind in _kinds(limits, is_tenant)]
-        flow = is_tenant or limits.concurrency is not None or limits.burst is not None
-        bounded = [FlowBucket(scope, limits)] if flow else []
-        windows += counted
-        flows += bounded
-        if counted or bounded:
-            scopes.append((scope, (*counted, *bounded)))
-    return Buckets(tuple(windows), tuple(flows), tuple(scopes))
+        has_flow = is_tenant or limits.concurrency is not None or limits.burst is not None
+        kinds = _kinds(limits, is_tenant)
+        if kinds or has_flow:
+            found.append(Bucket(scope, limits, kinds, has_flow))
+    return tuple(found)
 
 
-def _kinds(limits: Limits, is_tenant: bool) -> Iterator[WindowKind]:
-    for kind, metrics in METRICS.items():
-        if is_tenant and kind is not WindowKind.MINUTE:
-            yield kind
-            continue
-        for metric in metrics:
-            if limits.of(metric) is not None:
-                yield kind
-                break
+def _kinds(limits: Limits, is_tenant: bool) -> tuple[WindowKind, ...]:
+    """One of ``_KINDS``: plans by the thousand share them."""
+    has_minute = (
+        limits.requests_per_minute is not None
+        or limits.input_tokens_per_minute is not None
+        or limits.output_tokens_per_minute is not None
+        or limits.tokens_per_minute is not None
+    )
+    has_day, has_month = limits.tokens_per_day is not None, limits.tokens_per_month is not None
+    return _KINDS[has_minute, is_tenant or has_day, is_tenant or has_month]
 
 
-def _scopes(account: Account, model: str) -> Iterator[tuple[Scope, Limits, str]]:
+def _scopes(account: Account, model: str) -> Iterator[tuple[Scope, Limits]]:
     organisation, tenant, key = account.organisation, account.tenant, account.key
     levels = (
-        (Level.ORGANISATION, organisation.name, organisation, organisation.time_zone),
-        (Level.TENANT, tenant.name, tenant, tenant.time_zone),
-        (Level.KEY, key.id, key, tenant.time_zone),
+        (Level.ORGANISATION, organisation.name, organisation),
+        (Level.TENANT, tenant.name, tenant),
+        (Level.KEY, key.id, key),
     )
-    for level, subject, rules, zone in levels:
-        yield Scope(level, subject), rules.limits, zone
+    for level, subject, rules in levels:
+        yield Scope(level, subject), rules.limits
         for rule in rules.model_limits:
             if rule.model == model:
-                yield Scope(level, subject, model), rule.limits, zone
+                yield Scope(level, subject, model), rule.limits
 
 
 def share_of(account: Account, replicas: int) -> Account:

@@ -1,45 +1,42 @@
 -- Charges an admission that has no reservation: it was served while the shared counters were away or lost it.
 --
--- ARGV: prefix, member, owner, tenant, key, model, charge (requests, input, cached, output, cost, energy), kept
--- (milliseconds), drawn, plan, the latter two as for a reservation. Answers lines: status and now. Status: settled,
--- already, superseded (the request is reserved again), elsewhen (the windows do not hold the server's time).
+-- KEYS: open, the reservation, the scopes. ARGV: owner, prices and tenant and key and model (lines), charge as text, in
+-- doubles the same and kept (milliseconds), and the plan. Answers doubles: status and now. Status: settled, already,
+-- superseded (the request is reserved again), elsewhen (the windows do not hold the server's time).
 
-local member, owner, drawn, plan = ARGV[2], ARGV[3], ARGV[9], cjson.decode(ARGV[10])
-local at, moment = timely(plan), int(now)
-if not at then
-  return 'elsewhen\n' .. moment
+local SETTLED, ALREADY, SUPERSEDED, ELSEWHEN = 0, 1, 2, 4
+local ENDED = { already = ALREADY, superseded = SUPERSEDED }
+
+local owner, numbers, plan = ARGV[1], doubles(ARGV[4]), doubles(ARGV[5])
+if second < plan[1] or second >= plan[2] then
+  return struct.pack('dd', ELSEWHEN, now)
 end
+local member = string.sub(KEYS[2], #prefix + 3)
 local done = prefix .. 'd:' .. member .. '\n' .. owner
-local ended = redis.call('GET', done)
+local ended, text = redis.call('GET', done), redis.call('GET', KEYS[2])
 if ended then
-  return ended .. '\n' .. moment
+  return struct.pack('dd', ENDED[ended], now)
+elseif text == string.char(DONE) .. owner then
+  return struct.pack('dd', ALREADY, now)
+elseif text and parsed(text) then
+  return struct.pack('dd', SUPERSEDED, now)
 end
-if redis.call('EXISTS', prefix .. 'r:' .. member) == 1 then
-  return 'superseded\n' .. moment
-end
-for _, scope in ipairs(cjson.decode(drawn)) do
-  local key, opens = prefix .. scope[1], false
-  at = at + 1
-  local ends = plan[at]
-  for position = 2, #scope do
-    local field = scope[position]
-    local kind = string.sub(field, 1, 3)
-    if kind == 'flo' then
-      at = at + 3
-    elseif kind == 'min' then
-      opens = redis.call('HSETNX', key, field, '0 0 0 0 0 0') == 1 or opens
-      at = at + 4
-    else
-      opens = redis.call('HSETNX', key, field, '0 ' .. plan[at + 2] .. ' 0 0') == 1 or opens
-      at = at + 2
-    end
+
+local ends = ending()
+local keys, used = { unpack(KEYS, 3) }, { numbers[1], numbers[2], numbers[4] }
+local counters, others = gathered(redis.call('MGET', unpack(keys)), plan)
+local place, at = 1, FIRST
+for _, key in ipairs(keys) do
+  place = place + FLOW
+  for window = 1, plan[at] do
+    counters[place + 7] = plan[at + SCOPE + (window - 1) * LIMITS + 5]
+    ends.move_window(key, counters, place, { 0, 0, 0 }, used)
+    place = place + WINDOW
   end
-  if opens then
-    turn(key, ends)
-  end
+  at = at + SCOPE + plan[at] * LIMITS
 end
-local used = numbers(ARGV[7])
-move(drawn, { 0, 0, 0 }, { used[1], used[2], used[4] }, false)
-book('unreserved', member, ARGV[4], ARGV[5], ARGV[6], moment, used)
-redis.call('SET', done, 'already', 'PX', ARGV[8])
-return 'settled\n' .. moment
+keep(keys, counters, others, plan)
+local tenant, key, model = string.match(ARGV[2], '^[^\n]*\n([^\n]*)\n([^\n]*)\n([^\n]*)$')
+ends.book('unreserved', member, tenant, key, model, now, ARGV[3])
+redis.call('SET', done, 'already', 'PX', numbers[CHARGE + 1])
+return struct.pack('dd', SETTLED, now)

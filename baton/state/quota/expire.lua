@@ -1,3 +1,5 @@
--- Ends reservations whose lease has ended. ARGV: prefix, how many at most. Answers how many it found.
+-- Ends reservations whose lease has ended. KEYS: open. ARGV: how many at most. Answers how many it found.
 
-return expire_due(tonumber(ARGV[2]))
+local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', (time()), 'LIMIT', 0, ARGV[1])
+ending().expire_all(due)
+return #due

@@ -69,6 +69,7 @@ class RedisLedger:
 
 
 def _entry(entry_id: str, fields: Fields) -> LedgerEntry:
+    requests, prompts, cached, answers, cost, energy = map(int, fields[b"used"].split())
     return LedgerEntry(
         id=entry_id,
         debited_at=int(fields[b"at"]),
@@ -77,12 +78,12 @@ def _entry(entry_id: str, fields: Fields) -> LedgerEntry:
         tenant=fields[b"tenant"].decode(),
         key_id=fields[b"key"].decode(),
         model=fields[b"model"].decode(),
-        requests=int(fields[b"requests"]),
-        input_tokens=int(fields[b"input"]),
-        cached_tokens=int(fields[b"cached"]),
-        output_tokens=int(fields[b"output"]),
-        cost=int(fields[b"cost"]),
-        energy_millijoules=int(fields[b"energy"]),
+        requests=requests,
+        input_tokens=prompts,
+        cached_tokens=cached,
+        output_tokens=answers,
+        cost=cost,
+        energy_millijoules=energy,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from baton.core.clock import Clock
@@ -24,30 +24,51 @@ from baton.core.types import (
     ledger_position,
 )
 from baton.state.quota.buckets import (
+    METRICS,
     NO_CHARGE,
     NO_COST,
-    Buckets,
+    Bucket,
     Charge,
     Cost,
     Counters,
     FlowCounters,
-    WindowBucket,
     WindowCounters,
     buckets_of,
 )
 from baton.state.quota.claims import check_claim, member_of, size_in_use
 from baton.state.quota.verdict import alert_percent, balances, debited, judge
-from baton.state.quota.windows import MICROSECONDS, MINUTE, Calendar
+from baton.state.quota.windows import MICROSECONDS, MINUTE, Calendar, Window, Windows
 
 WINDOW_KEPT = 2 * MINUTE  # after its end
 EXPIRED_KEPT = 24 * 60 * MINUTE
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """What a claim draws on."""
+
+    buckets: tuple[Bucket, ...]
+    windows: Windows
+
+    @property
+    def counted(self) -> Iterator[tuple[str, Bucket, Window]]:
+        """Each window of each bucket, and the name of its counters."""
+        for bucket in self.buckets:
+            for kind in bucket.kinds:
+                window = self.windows.each[bucket.place(kind)]
+                yield f"{window.name}:{bucket.scope.name}", bucket, window
+
+    @property
+    def flows(self) -> Iterator[tuple[str, Bucket]]:
+        return ((bucket.scope.name, bucket) for bucket in self.buckets if bucket.has_flow)
 
 
 @dataclass(slots=True)
 class _Window:
     """``warned``: the highest percentage alerted. ``bucket`` as the latest claim brought it."""
 
-    bucket: WindowBucket
+    bucket: Bucket
+    window: Window
     counters: WindowCounters = WindowCounters()
     warned: int = 0
 
@@ -57,7 +78,7 @@ class _Reservation:
     """``cost`` is what it holds, ``charged`` what an ended lease of it was charged. Times in Unix microseconds."""
 
     claim: QuotaClaim
-    buckets: Buckets
+    drawn: _Drawn
     cost: Cost
     charged: Charge
     debited_at: int
@@ -101,32 +122,30 @@ class MemoryQuota:
         member = check_claim(claim)
         books, now = self._of(claim), self._now()
         self._expire_due(books, now)
-        buckets = self._buckets(claim.account, claim.model, now)
+        drawn = self._drawn(claim.account, claim.model, now)
         known = books.reservations.get(member)
         same_size = known is not None and _size(known.claim) == _size(claim)
         if known is not None and known.is_open:
             if not same_size:
                 raise size_in_use(claim)
-            return self._take_over(books, known, claim, buckets, now)
+            return self._take_over(books, known, claim, drawn, now)
         charged = known.charged if known is not None and same_size else NO_CHARGE
         cost = Cost(1, claim.input_tokens, claim.output_tokens).above(charged.counted)
-        verdict = judge(buckets, _counters(books, buckets), cost, now)
+        verdict = judge(drawn.buckets, drawn.windows, _counters(books, drawn), cost, now)
         if verdict.refused:
-            self._warn_exhausted(books, buckets, cost)
+            self._warn_exhausted(books, drawn, cost)
             raise QuotaExceeded.of(verdict.refused)
-        for bucket in buckets.windows:
-            window = books.windows.setdefault(bucket.name, _Window(bucket))
-            window.bucket = bucket
-            used, reserved = window.counters
-            window.counters = WindowCounters(used, reserved.plus(cost))
-        for bucket in buckets.flows:
-            flow = books.flows.get(bucket.name, FlowCounters())
-            books.flows[bucket.name] = debited(bucket, flow, cost.requests, now)
+        for name, bucket, window in drawn.counted:
+            opened = _opened(books, name, bucket, window)
+            opened.counters = opened.counters.holding(cost)
+        for name, bucket in drawn.flows:
+            flow = books.flows.get(name, FlowCounters())
+            books.flows[name] = debited(bucket, flow, cost.requests, now)
         if known is not None:
             books.ended[member, known.claim.owner] = SettleOutcome.SUPERSEDED, now + self._remember
         lease_end = now + round(claim.lease_seconds * MICROSECONDS)
-        books.reservations[member] = _Reservation(claim, buckets, cost, charged, now, lease_end)
-        return QuotaGrant(balances(buckets, _counters(books, buckets), now), verdict.shadowed)
+        books.reservations[member] = _Reservation(claim, drawn, cost, charged, now, lease_end)
+        return QuotaGrant(_standing(books, drawn, now), verdict.shadowed)
 
     async def renew(self, organisation: str, progress: Sequence[Progress], lease_seconds: float) -> list[LeaseState]:
         books = self._books.setdefault(organisation, _Books())
@@ -144,8 +163,7 @@ class MemoryQuota:
 
     async def balances(self, account: Account, model: str) -> tuple[QuotaBalance, ...]:
         books, now = self._books.setdefault(account.organisation.name, _Books()), self._now()
-        buckets = self._buckets(account, model, now)
-        return balances(buckets, _counters(books, buckets), now)
+        return _standing(books, self._drawn(account, model, now), now)
 
     async def entries(self, organisation: str, after: str = "", limit: int = 1000) -> Sequence[LedgerEntry]:
         ledger = self._books.setdefault(organisation, _Books()).ledger
@@ -170,14 +188,12 @@ class MemoryQuota:
 
     # --- one step of each -------------------------------------------------------------------------------------------
 
-    def _take_over(
-        self, books: _Books, known: _Reservation, claim: QuotaClaim, buckets: Buckets, now: int
-    ) -> QuotaGrant:
+    def _take_over(self, books: _Books, known: _Reservation, claim: QuotaClaim, drawn: _Drawn, now: int) -> QuotaGrant:
         member = check_claim(claim)
         books.ended[member, known.claim.owner] = SettleOutcome.SUPERSEDED, now + self._remember
         known.claim = replace(known.claim, owner=claim.owner)
         known.lease_end = now + round(claim.lease_seconds * MICROSECONDS)
-        return QuotaGrant(balances(buckets, _counters(books, buckets), now), taken_over=True)
+        return QuotaGrant(_standing(books, drawn, now), taken_over=True)
 
     def _renew(self, books: _Books, progress: Progress, lease_seconds: float) -> LeaseState:
         member = member_of(progress.tenant, progress.request_id)
@@ -219,10 +235,9 @@ class MemoryQuota:
         return outcome if self._now() < until else None
 
     def _charge(self, books: _Books, claim: QuotaClaim, total: Charge, now: int) -> None:
-        for bucket in self._buckets(claim.account, claim.model, now).windows:
-            window = books.windows.setdefault(bucket.name, _Window(bucket))
-            window.bucket = bucket
-            self._move(books, bucket.name, NO_COST, total.counted)
+        for name, bucket, window in self._drawn(claim.account, claim.model, now).counted:
+            _opened(books, name, bucket, window)
+            self._move(books, name, NO_COST, total.counted)
         self._book(books, claim, total, now, LedgerReason.UNRESERVED)
 
     def _expire_due(self, books: _Books, now: int) -> int:
@@ -239,12 +254,12 @@ class MemoryQuota:
 
     def _close(self, books: _Books, known: _Reservation, total: Charge, reason: LedgerReason) -> None:
         charge = total.above(known.charged)
-        for bucket in known.buckets.windows:
-            self._move(books, bucket.name, known.cost, charge.counted)
+        for name, _, _ in known.drawn.counted:
+            self._move(books, name, known.cost, charge.counted)
         if known.is_open:
-            for bucket in known.buckets.flows:
-                flow = books.flows.get(bucket.name, FlowCounters())
-                books.flows[bucket.name] = FlowCounters(max(0, flow.running - 1), flow.arrival)
+            for name, _ in known.drawn.flows:
+                flow = books.flows.get(name, FlowCounters())
+                books.flows[name] = FlowCounters(max(0, flow.running - 1), flow.arrival)
         if charge != NO_CHARGE:
             self._book(books, known.claim, charge, known.debited_at, reason)
 
@@ -252,9 +267,8 @@ class MemoryQuota:
         window = books.windows.get(name)
         if window is None:
             return
-        before = window.counters
-        window.counters = WindowCounters(before.used.plus(used), before.reserved.less(held))
-        limit, counted = window.bucket.alert_limit, window.counters.used
+        window.counters = window.counters.moved(held, used)
+        limit, counted = window.bucket.alert_limit(window.window.kind), window.counters.used
         if limit is not None and (percent := alert_percent(limit, counted.tokens)) > window.warned:
             self._warn(books, window, percent, limit)
 
@@ -266,8 +280,8 @@ class MemoryQuota:
             scope.level,
             scope.subject,
             scope.model,
-            window.bucket.metrics[0],
-            window.bucket.window.start,
+            METRICS[window.window.kind][0],
+            window.window.start,
             percent,
             limit,
             used.tokens,
@@ -275,13 +289,13 @@ class MemoryQuota:
         )
         books.alerts.append(alert)
 
-    def _warn_exhausted(self, books: _Books, buckets: Buckets, cost: Cost) -> None:
+    def _warn_exhausted(self, books: _Books, drawn: _Drawn, cost: Cost) -> None:
         """A refusal tells that a day or month is used up, whatever is only reserved of it."""
-        for bucket in buckets.windows:
-            window, limit = books.windows.get(bucket.name), bucket.alert_limit
-            if window is None or limit is None or bucket.metrics[0] in bucket.limits.shadow or window.warned == 100:
+        for name, bucket, at in drawn.counted:
+            window, limit, metric = books.windows.get(name), bucket.alert_limit(at.kind), METRICS[at.kind][0]
+            if window is None or limit is None or metric in bucket.limits.shadow or window.warned == 100:
                 continue
-            counted = window.counters.used.plus(window.counters.reserved).plus(cost)
+            counted = window.counters.total.plus(cost)
             if cost.tokens > 0 and counted.tokens > limit:
                 self._warn(books, window, 100, limit)
 
@@ -311,7 +325,7 @@ class MemoryQuota:
         if now - books.tidied < MINUTE:
             return
         books.tidied = now
-        books.windows = {n: w for n, w in books.windows.items() if now < w.bucket.window.end + WINDOW_KEPT}
+        books.windows = {n: w for n, w in books.windows.items() if now < w.window.end + WINDOW_KEPT}
         books.flows = {n: f for n, f in books.flows.items() if f.running > 0 or f.arrival > now}
         books.ended = {k: e for k, e in books.ended.items() if now < e[1]}
         books.reservations = {
@@ -321,8 +335,9 @@ class MemoryQuota:
     def _of(self, claim: QuotaClaim) -> _Books:
         return self._books.setdefault(claim.account.organisation.name, _Books())
 
-    def _buckets(self, account: Account, model: str, now: int) -> Buckets:
-        return buckets_of(account, model, lambda kind, zone: self._calendar.window(kind, zone, now))
+    def _drawn(self, account: Account, model: str, now: int) -> _Drawn:
+        zones = account.organisation.time_zone, account.tenant.time_zone
+        return _Drawn(buckets_of(account, model), self._calendar.windows(*zones, now))
 
     def _now(self) -> int:
         return round(self._clock.wall() * MICROSECONDS)
@@ -332,7 +347,20 @@ def _size(claim: QuotaClaim) -> tuple[int, int]:
     return claim.input_tokens, claim.output_tokens
 
 
-def _counters(books: _Books, buckets: Buckets) -> Counters:
-    windows = (books.windows[b.name].counters if b.name in books.windows else WindowCounters() for b in buckets.windows)
-    flows = (books.flows.get(bucket.name, FlowCounters()) for bucket in buckets.flows)
-    return Counters(tuple(windows), tuple(flows))
+def _opened(books: _Books, name: str, bucket: Bucket, window: Window) -> _Window:
+    opened = books.windows.setdefault(name, _Window(bucket, window))
+    opened.bucket = bucket
+    return opened
+
+
+def _standing(books: _Books, drawn: _Drawn, now: int) -> tuple[QuotaBalance, ...]:
+    return balances(drawn.buckets, drawn.windows, _counters(books, drawn), now)
+
+
+def _counters(books: _Books, drawn: _Drawn) -> list[Counters]:
+    found: list[Counters] = []
+    for bucket in drawn.buckets:
+        names = (f"{drawn.windows.each[bucket.place(kind)].name}:{bucket.scope.name}" for kind in bucket.kinds)
+        windows = (books.windows[name].counters if name in books.windows else WindowCounters() for name in names)
+        found.append(Counters(tuple(windows), books.flows.get(bucket.scope.name, FlowCounters())))
+    return found

@@ -1,22 +1,27 @@
--- Renews leases and notes progress. ARGV: prefix, lease (microseconds), then for each reservation
--- member owner progress. Answers a state for each: renewed, superseded, expired, missing.
+-- Renews leases and notes progress. KEYS: open. ARGV: lease (microseconds), then for each reservation member, owner and
+-- progress (input, cached, output, millijoules). Answers a state for each: renewed, superseded, expired, missing.
 
-local states = {}
-for row = 3, #ARGV, 3 do
+local states, ends = {}, time() + ARGV[1]
+for row = 2, #ARGV, 3 do
   local member, owner = ARGV[row], ARGV[row + 1]
-  local known = read(member)
+  local key = prefix .. 'r:' .. member
+  local text = redis.call('GET', key)
+  local known = text and parsed(text)
   local state = 'renewed'
   if not known then
     local ended = redis.call('GET', prefix .. 'd:' .. member .. '\n' .. owner)
     state = ended == 'superseded' and 'superseded' or 'missing'
   elseif known.owner ~= owner then
     state = 'superseded'
-  elseif known.state == 'expired' then
+  elseif known.state == EXPIRED then
     state = 'expired'
   else
-    known.progress = ARGV[row + 2]
-    write(member, known)
-    redis.call('ZADD', prefix .. 'open', int(now + ARGV[2]), member)
+    local at = PROGRESS
+    for word in string.gmatch(ARGV[row + 2], '%d+') do
+      known.numbers[at], at = tonumber(word), at + 1
+    end
+    write(key, known)
+    redis.call('ZADD', KEYS[1], ends, member)
   end
   states[#states + 1] = state
 end

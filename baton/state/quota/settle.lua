@@ -1,19 +1,20 @@
 -- Ends an admission with what was delivered: moves it from reserved to used, refunds the rest, writes the ledger.
 --
--- ARGV: prefix, member, owner, charge (requests, input, cached, output, cost, energy), kept (milliseconds that this end is
--- remembered). Answers settled, already, superseded, or missing: there is neither reservation nor memory of one.
+-- KEYS: open, the reservation. ARGV: owner, charge (requests, input, cached, output, cost, energy) as text, and in
+-- doubles the same and kept (milliseconds that this end is remembered). Answers settled, already, superseded, or
+-- missing: there is neither reservation nor memory of one.
 
-local member, owner = ARGV[2], ARGV[3]
-local done = prefix .. 'd:' .. member .. '\n' .. owner
-local record = read(member)
-if not record or record.owner ~= owner then
-  local ended = redis.call('GET', done)
-  if ended then
-    return ended
-  end
-  return record and 'superseded' or 'missing'
+local owner, text = ARGV[1], redis.call('GET', KEYS[2])
+if text == string.char(DONE) .. owner then
+  return 'already'
 end
-close(member, record, numbers(ARGV[4]), record.state == 'open' and 'settled' or 'late')
-redis.call('DEL', prefix .. 'r:' .. member)
-redis.call('SET', done, 'already', 'PX', ARGV[5])
+local member = string.sub(KEYS[2], #prefix + 3)
+local r = text and parsed(text)
+if not r or r.owner ~= owner then
+  local ended = redis.call('GET', prefix .. 'd:' .. member .. '\n' .. owner)
+  return ended or r and 'superseded' or 'missing'
+end
+local numbers = doubles(ARGV[3])
+ending().close(member, r, numbers, ARGV[2], r.state == OPEN and 'settled' or 'late')
+redis.call('SET', KEYS[2], string.char(DONE) .. owner, 'PX', numbers[CHARGE + 1])
 return 'settled'

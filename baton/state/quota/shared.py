@@ -9,6 +9,7 @@ caller names them again by the time that the refusal brought. Clocks of gateways
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import cast
 
@@ -25,29 +26,30 @@ from baton.core.types import (
     QuotaBalance,
     QuotaClaim,
     QuotaGrant,
+    QuotaRefusal,
     SettleOutcome,
 )
 from baton.state.config import StateConfig
-from baton.state.quota.buckets import (
-    NO_CHARGE,
-    Buckets,
-    Charge,
-    Cost,
-    Counters,
-    FlowCounters,
-    WindowBucket,
-    WindowCounters,
-)
+from baton.state.quota.buckets import NO_CHARGE, NO_COST, Bucket, Charge, Cost, Counters, FlowCounters, WindowCounters
 from baton.state.quota.claims import check_claim, member_of, size_in_use
 from baton.state.quota.drawing import Drawing, Drawings
 from baton.state.quota.keys import organisation_prefix, organisations_with
 from baton.state.quota.scripts import Scripts
 from baton.state.quota.verdict import balances, judge, undebited
-from baton.state.quota.windows import MICROSECONDS, WindowKind
+from baton.state.quota.windows import MICROSECONDS, Calendar, Windows
 from baton.state.redis_client import within
 
 DUE_AT_ONCE = 100  # leases that one call ends: a script holds up the server
 ATTEMPTS = 3  # a window may end between two of them, not between three
+
+# Doubles in the scripts' arguments and answers, as the scripts explain them.
+REFUSED, TAKEN, IN_USE, ELSEWHEN = 1, 2, 3, 4
+CHARGED = (SettleOutcome.SETTLED, SettleOutcome.ALREADY, SettleOutcome.SUPERSEDED)
+FLOW, WINDOW = 2, 9  # numbers of a bucket, and of each of its windows
+_NOTHING = struct.pack("<2d", 0, 0)
+_CLAIM = struct.Struct("<4d")
+_CHARGE = struct.Struct("<7d")
+_WINDOWS = struct.Struct("<12d")
 
 
 class SharedQuota:
@@ -63,27 +65,26 @@ class SharedQuota:
         self._kept = round(config.quota_remember_seconds * 1000)
         self._clock = clock
         self._server_ahead = 0  # microseconds, as the latest answer told
+        self._calendar = Calendar()
         self._drawings = Drawings()
         self._scripts = Scripts(client, self._budget)
 
     async def reserve(self, claim: QuotaClaim) -> QuotaGrant:
-        member, prices = check_claim(claim), claim.prices
         lease = round(claim.lease_seconds * MICROSECONDS)
-        size = f"{claim.input_tokens} {claim.output_tokens}"
-        rates = f"{prices.input} {prices.cached} {prices.output} {prices.joule}"
-        head = (member, claim.owner, *_who(claim), rates, size, lease, self._kept)
-        reply, drawing = await self._timely("reserve", claim, head)
-        status, now = reply[0], int(reply[1])
-        if status == b"in_use":
+        numbers = _CLAIM.pack(claim.input_tokens, claim.output_tokens, lease, self._kept)
+        status, now, answer, drawing, windows = await self._timely("reserve", claim, numbers)
+        if status == IN_USE:
             raise size_in_use(claim)
-        buckets, counters = drawing.buckets, _counters(reply[3:], drawing)
-        if status == b"taken":
-            return QuotaGrant(balances(buckets, counters, now), taken_over=True)
-        cost = Cost(*map(int, reply[2].split()))
-        if status == b"refused":
-            raise QuotaExceeded.of(judge(buckets, counters, cost, now).refused)
-        shadowed = judge(buckets, _before(buckets, counters, cost), cost, now).shadowed if buckets.has_shadow else ()
-        return QuotaGrant(balances(buckets, counters, now), shadowed)
+        buckets, counters = drawing.buckets, _counters(answer[5:], drawing.buckets)
+        if status == TAKEN:
+            return QuotaGrant(balances(buckets, windows, counters, now), taken_over=True)
+        cost = Cost(*answer[2:5])
+        if status == REFUSED:
+            raise QuotaExceeded.of(judge(buckets, windows, counters, cost, now).refused)
+        shadowed: tuple[QuotaRefusal, ...] = ()
+        if drawing.has_shadow:
+            shadowed = judge(buckets, windows, _before(buckets, counters, cost), cost, now).shadowed
+        return QuotaGrant(balances(buckets, windows, counters, now), shadowed)
 
     async def renew(self, organisation: str, progress: Sequence[Progress], lease_seconds: float) -> list[LeaseState]:
         rows: list[str] = []
@@ -92,16 +93,15 @@ class SharedQuota:
             numbers = f"{told.input_tokens} {told.cached_tokens} {told.output_tokens} {told.energy_millijoules}"
             rows += [member_of(each.tenant, each.request_id), each.owner, numbers]
         prefix, lease = organisation_prefix(self._namespace, organisation), round(lease_seconds * MICROSECONDS)
-        states = cast("list[bytes]", await self._scripts.call("renew", prefix, lease, *rows))
+        states = cast("list[bytes]", await self._scripts.call("renew", [f"{prefix}open"], lease, *rows))
         return [LeaseState(state.decode()) for state in states]
 
     async def settle(self, claim: QuotaClaim, delivered: Delivered) -> SettleOutcome:
         total = Charge.of(delivered, claim.prices)
         status = await self._end(claim, total)
         if status == "missing":
-            head = (check_claim(claim), claim.owner, *_who(claim), _numbers(total), self._kept)
-            reply, _ = await self._timely("charge", claim, head)
-            status = reply[0].decode()
+            code = (await self._timely("charge", claim, _charge_text(total), self._charge_numbers(total)))[0]
+            return CHARGED[code]
         return SettleOutcome(status)
 
     async def release(self, claim: QuotaClaim) -> SettleOutcome:
@@ -118,44 +118,65 @@ class SharedQuota:
         return ended
 
     async def balances(self, account: Account, model: str) -> tuple[QuotaBalance, ...]:
-        now = self._now()
-        drawing = self._drawings.of(account, model, now)
-        counters = await within(self._read(account, drawing), self._budget, "read quota counters")
-        return balances(drawing.buckets, counters, now)
+        now, buckets = self._now(), self._drawings.of(account, model).buckets
+        windows = self._windows(account, now)
+        counters = await within(self._read(account, buckets, windows), self._budget, "read quota counters")
+        return balances(buckets, windows, counters, now)
 
     async def _expire(self, prefix: str) -> int:
         ended, found = 0, DUE_AT_ONCE
         while found == DUE_AT_ONCE:
-            found = cast(int, await self._scripts.call("expire", prefix, DUE_AT_ONCE))
+            found = cast(int, await self._scripts.call("expire", [f"{prefix}open"], DUE_AT_ONCE))
             ended += found
         return ended
 
     # --- parts of a call --------------------------------------------------------------------------------------------
 
     async def _end(self, claim: QuotaClaim, total: Charge) -> str:
-        prefix = organisation_prefix(self._namespace, claim.account.organisation.name)
-        arguments = (check_claim(claim), claim.owner, _numbers(total), self._kept)
-        return cast(bytes, await self._scripts.call("settle", prefix, *arguments)).decode()
+        prefix, member = organisation_prefix(self._namespace, claim.account.organisation.name), check_claim(claim)
+        arguments = (claim.owner, _charge_text(total), self._charge_numbers(total))
+        return cast(
+            bytes, await self._scripts.call("settle", [f"{prefix}open", f"{prefix}r:{member}"], *arguments)
+        ).decode()
 
-    async def _timely(self, script: str, claim: QuotaClaim, head: tuple[str | int, ...]) -> tuple[list[bytes], Drawing]:
-        """Call a script with windows that hold the server's time; its answer's lines, and what it was about."""
-        prefix = organisation_prefix(self._namespace, claim.account.organisation.name)
+    async def _timely(
+        self, script: str, claim: QuotaClaim, *numbers: str | bytes
+    ) -> tuple[int, int, list[int], Drawing, Windows]:
+        """Call a script with windows that hold the server's time: status, now, all numbers of its answer, and what it
+        was about."""
+        account, prices, member = claim.account, claim.prices, check_claim(claim)
+        drawing = self._drawings.of(account, claim.model)
+        prefix = organisation_prefix(self._namespace, account.organisation.name)
+        keys = [f"{prefix}open", f"{prefix}r:{member}", *(prefix + bucket.scope.name for bucket in drawing.buckets)]
+        rates = f"{prices.input} {prices.cached} {prices.output} {prices.joule}"
+        about = f"{rates}\n{account.tenant.name}\n{account.key.id}\n{claim.model}"
         for _ in range(ATTEMPTS):
-            drawing = self._drawings.of(claim.account, claim.model, self._now())
-            answer = await self._scripts.call(script, prefix, *head, drawing.drawn, drawing.plan)
-            reply = cast(bytes, answer).split(b"\n")
-            self._server_ahead = int(reply[1]) - round(self._clock.wall() * MICROSECONDS)
-            if reply[0] != b"elsewhen":
-                return reply, drawing
+            windows = self._windows(account, self._now())
+            plan = _WINDOWS.pack(*windows.numbers) + drawing.plan
+            reply = cast(bytes, await self._scripts.call(script, keys, claim.owner, about, *numbers, plan))
+            answer = _numbers(reply)
+            status, now = answer[:2]
+            self._server_ahead = now - round(self._clock.wall() * MICROSECONDS)
+            if status != ELSEWHEN:
+                return status, now, answer, drawing, windows
         raise StateUnavailable("quota: the server's clock jumps")
 
-    async def _read(self, account: Account, drawing: Drawing) -> Counters:
+    async def _read(self, account: Account, buckets: Sequence[Bucket], windows: Windows) -> list[Counters]:
         prefix = organisation_prefix(self._namespace, account.organisation.name)
-        async with self._client.pipeline(transaction=True) as pipe:
-            for scope, buckets in drawing.buckets.scopes:
-                pipe.hmget(prefix + scope.name, [bucket.field for bucket in buckets])
-            rows = cast("list[list[bytes | None]]", await pipe.execute())
-        return _counters([value or b"" for row in rows for value in row], drawing)
+        call = self._client.mget([prefix + bucket.scope.name for bucket in buckets])  # pyright: ignore
+        values = cast("list[bytes | None]", await call)
+        return [
+            _stored_counters(_numbers(value or _NOTHING), bucket, windows)
+            for bucket, value in zip(buckets, values, strict=True)
+        ]
+
+    def _charge_numbers(self, charge: Charge) -> bytes:
+        return _CHARGE.pack(
+            charge.requests, charge.input, charge.cached, charge.output, charge.cost, charge.energy, self._kept
+        )
+
+    def _windows(self, account: Account, now: int) -> Windows:
+        return self._calendar.windows(account.organisation.time_zone, account.tenant.time_zone, now)
 
     def _now(self) -> int:
         return round(self._clock.wall() * MICROSECONDS) + self._server_ahead
@@ -164,39 +185,47 @@ class SharedQuota:
 # --- the scripts' arguments and answers -------------------------------------------------------------------------------
 
 
-def _who(claim: QuotaClaim) -> tuple[str, str, str]:
-    return claim.account.tenant.name, claim.account.key.id, claim.model
-
-
-def _numbers(charge: Charge) -> str:
+def _charge_text(charge: Charge) -> str:
     return f"{charge.requests} {charge.input} {charge.cached} {charge.output} {charge.cost} {charge.energy}"
 
 
-def _counters(values: Sequence[bytes], drawing: Drawing) -> Counters:
-    """From the fields' values in the order of the drawing; an empty one was never written."""
-    windows: list[WindowCounters] = []
-    flows: list[FlowCounters] = []
-    drawn = (bucket for _, buckets in drawing.buckets.scopes for bucket in buckets)
-    for bucket, value in zip(drawn, values, strict=True):
-        if isinstance(bucket, WindowBucket):
-            windows.append(_window_counters(bucket.window.kind, value) if value else WindowCounters())
-        else:
-            flows.append(FlowCounters(*map(int, value.split())))
-    return Counters(tuple(windows), tuple(flows))
+def _numbers(text: bytes) -> list[int]:
+    return list(map(int, struct.unpack(f"<{len(text) // 8}d", text)))
 
 
-def _window_counters(kind: WindowKind, value: bytes) -> WindowCounters:
-    """A counter's total is what was used and what is reserved; the other numbers of a day or month are of alerts."""
-    if kind is WindowKind.MINUTE:
-        requests, prompts, answers, requests_used, prompts_used, answers_used = map(int, value.split())
-        reserved = Cost(requests - requests_used, prompts - prompts_used, answers - answers_used)
-        return WindowCounters(Cost(requests_used, prompts_used, answers_used), reserved)
-    total, _, tokens_used, _ = map(int, value.split())
-    return WindowCounters(Cost(0, tokens_used), Cost(0, total - tokens_used))
+def _counters(numbers: Sequence[int], buckets: Sequence[Bucket]) -> list[Counters]:
+    """From an answer, which has those of one bucket after the other."""
+    found: list[Counters] = []
+    at = 0
+    for bucket in buckets:
+        flow = FlowCounters(numbers[at], numbers[at + 1])
+        at += FLOW
+        end = at + WINDOW * len(bucket.kinds)
+        windows = tuple([_window_counters(numbers, window) for window in range(at, end, WINDOW)])
+        found.append(Counters(windows, flow))
+        at = end
+    return found
 
 
-def _before(buckets: Buckets, after: Counters, cost: Cost) -> Counters:
+def _stored_counters(numbers: Sequence[int], bucket: Bucket, windows: Windows) -> Counters:
+    """From a key, in which other windows may stand before the current ones."""
+    places = {numbers[at]: at for at in range(FLOW, len(numbers), WINDOW)}
+    current = [places.get(windows.each[bucket.place(kind)].id) for kind in bucket.kinds]
+    counted = (WindowCounters() if at is None else _window_counters(numbers, at) for at in current)
+    return Counters(tuple(counted), FlowCounters(numbers[0], numbers[1]))
+
+
+def _window_counters(numbers: Sequence[int], at: int) -> WindowCounters:
+    """Of a window that begins there, with its id."""
+    return WindowCounters._make(numbers[at + 1 : at + 7])
+
+
+def _before(buckets: Sequence[Bucket], after: Sequence[Counters], cost: Cost) -> list[Counters]:
     """The counters that a grant was judged by."""
-    windows = (WindowCounters(held.used, held.reserved.less(cost)) for held in after.windows)
-    flows = (undebited(bucket, flow, cost.requests) for bucket, flow in zip(buckets.flows, after.flows, strict=True))
-    return Counters(tuple(windows), tuple(flows))
+    return [
+        Counters(
+            tuple(counted.moved(cost, NO_COST) for counted in held.windows),
+            undebited(bucket, held.flow, cost.requests),
+        )
+        for bucket, held in zip(buckets, after, strict=True)
+    ]

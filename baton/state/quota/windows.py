@@ -20,6 +20,10 @@ class WindowKind(StrEnum):
     MONTH = "month"
 
 
+KINDS = (WindowKind.MINUTE, WindowKind.DAY, WindowKind.MONTH)
+KNOWN_ZONES = 1000  # pairs of them
+
+
 @dataclass(frozen=True, slots=True)
 class Window:
     """[start, end) in Unix microseconds."""
@@ -34,6 +38,33 @@ class Window:
     @property
     def name(self) -> str:
         return f"{self.kind}:{self.start // MICROSECONDS}"
+
+    @property
+    def id(self) -> int:
+        """What the scripts know it by."""
+        return self.start // MICROSECONDS * 4 + KINDS.index(self.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """All that a claim may count in at one moment: the minute, the organisation's day and month, the tenant's.
+
+    They hold from ``start`` to ``end``, Unix microseconds. ``numbers`` as the scripts take them: these in seconds, then
+    the id and the end of each.
+    """
+
+    each: tuple[Window, ...]
+    start: int
+    end: int
+    numbers: tuple[int, ...]
+
+    @classmethod
+    def of(cls, *each: Window) -> Windows:
+        start, end = max(window.start for window in each), min(window.end for window in each)
+        numbers = [start // MICROSECONDS, end // MICROSECONDS]
+        for window in each:
+            numbers += (window.id, window.end // MICROSECONDS)
+        return cls(each, start, end, tuple(numbers))
 
 
 def minute_window(moment: int) -> Window:
@@ -57,22 +88,22 @@ def month_window(moment: int, zone: str) -> Window:
 
 
 class Calendar:
-    """The current windows of each zone, computed again only when one has ended."""
+    """The current windows of each pair of zones, computed again only when one has ended."""
 
     def __init__(self) -> None:
-        self._minute = minute_window(0)
-        self._latest: dict[tuple[WindowKind, str], Window] = {}
+        self._latest: dict[tuple[str, str], Windows] = {}
 
-    def window(self, kind: WindowKind, zone: str, moment: int) -> Window:
-        """The window that holds ``moment`` (Unix microseconds). Minutes are the same in every zone."""
-        if kind is WindowKind.MINUTE:
-            if not self._minute.holds(moment):
-                self._minute = minute_window(moment)
-            return self._minute
-        known = self._latest.get((kind, zone))
-        if known is None or not known.holds(moment):
-            known = day_window(moment, zone) if kind is WindowKind.DAY else month_window(moment, zone)
-            self._latest[kind, zone] = known
+    def windows(self, organisation_zone: str, tenant_zone: str, moment: int) -> Windows:
+        """Those that hold ``moment`` (Unix microseconds)."""
+        zones = (organisation_zone, tenant_zone)
+        known = self._latest.get(zones)
+        if known is None or not known.start <= moment < known.end:
+            if len(self._latest) >= KNOWN_ZONES:
+                self._latest.clear()
+            days = (day_window(moment, zone) for zone in zones)
+            months = (month_window(moment, zone) for zone in zones)
+            organisation, tenant = zip(days, months, strict=True)
+            known = self._latest[zones] = Windows.of(minute_window(moment), *organisation, *tenant)
         return known
 
 

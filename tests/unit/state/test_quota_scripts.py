@@ -14,6 +14,7 @@ from baton.core.errors import StateUnavailable
 from baton.state.quota.scripts import BATCH, Scripts
 
 PREFIX = "baton:{umbrella}:quota:"
+KEYS = (f"{PREFIX}open",)
 
 
 class WatchedRedis(fakeredis.FakeAsyncRedis):
@@ -48,7 +49,7 @@ def run(body: Callable[[Scripts, WatchedRedis], Awaitable[None]], budget: float 
 
 async def renew(scripts: Scripts, name: str) -> list[bytes]:
     """A call whose answer tells that it ran."""
-    return cast("list[bytes]", await scripts.call("renew", PREFIX, 1_000_000, f"acme/{name}", "owner", "0 0 0"))
+    return cast("list[bytes]", await scripts.call("renew", KEYS, 1_000_000, f"acme/{name}", "owner", "0 0 0"))
 
 
 def test_calls_that_come_while_others_are_on_their_way_go_together() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.state.quota.windows import MICROSECONDS, Calendar, WindowKind, day_window, minute_window, month_window
+from baton.state.quota.windows import MICROSECONDS, Calendar, day_window, minute_window, month_window
 
 ZONES = st.sampled_from(sorted(available_timezones()))
 MOMENTS = st.integers(946_684_800 * MICROSECONDS, 2_145_916_800 * MICROSECONDS)  # 2000 to 2037
@@ -57,9 +57,29 @@ def test_days_of_two_zones_are_different_windows() -> None:
     assert month_window(now, "Asia/Tokyo").start - month_window(now, "UTC").start == (30 * 24 - 9) * HOUR
 
 
-@given(st.lists(st.tuples(ZONES, MOMENTS), min_size=1, max_size=20))
-def test_a_calendar_remembers_nothing_that_is_over(asked: list[tuple[str, int]]) -> None:
+@given(st.lists(st.tuples(ZONES, ZONES, MOMENTS), min_size=1, max_size=20))
+def test_a_calendar_remembers_nothing_that_is_over(asked: list[tuple[str, str, int]]) -> None:
     calendar = Calendar()
-    for zone, now in asked:
-        assert calendar.window(WindowKind.DAY, zone, now) == day_window(now, zone)
-        assert calendar.window(WindowKind.MONTH, zone, now) == month_window(now, zone)
+    for above, zone, now in asked:
+        windows = calendar.windows(above, zone, now)
+        organisation, tenant = (
+            (day_window(now, above), month_window(now, above)),
+            (day_window(now, zone), month_window(now, zone)),
+        )
+        assert windows.each == (minute_window(now), *organisation, *tenant)
+        assert windows.start <= now < windows.end
+        assert (windows.start, windows.end) == (minute_window(now).start, minute_window(now).end)
+
+
+def test_a_calendar_makes_windows_once_a_minute() -> None:
+    calendar, now = Calendar(), moment("2026-03-04 10:20:30", "UTC")
+    known = calendar.windows("UTC", "Asia/Tokyo", now)
+    assert calendar.windows("UTC", "Asia/Tokyo", now + 29 * MICROSECONDS) is known
+    assert calendar.windows("UTC", "Asia/Tokyo", now + 30 * MICROSECONDS) != known
+
+
+def test_windows_of_one_start_have_ids_of_their_own() -> None:
+    """At midnight of the first of a month, UTC."""
+    now = moment("2026-03-01 00:00:00", "UTC")
+    ids = {window.id for window in Calendar().windows("UTC", "UTC", now).each}
+    assert len(ids) == 3
