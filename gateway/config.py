@@ -125,7 +125,6 @@ class GatewayConfig(ProcessConfig):
         """``remember_seconds``: how long Redis knows an ended admission."""
         lease = self.quota_lease_seconds
         return AdmissionPolicy(
-            replicas=self.replicas,
             lease_seconds=lease,
             renew_seconds=self.quota_renew_seconds,
             expire_seconds=min(lease, AdmissionPolicy().expire_seconds),

@@ -28,6 +28,7 @@ class StateConfig:
     lease_seconds: float = 3.0
     namespace: str = "baton"
     quota_budget_ms: float = 50.0
+    quota_slow_ms: float = 1000.0
     quota_remember_seconds: float = 600.0
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ progress without one, so that a limit set later finds what was used before.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from baton.core.types import (
@@ -17,7 +17,6 @@ from baton.core.types import (
     Level,
     Limits,
     Metric,
-    ModelLimits,
     Prices,
 )
 from baton.state.quota.windows import MINUTE, Window, WindowKind
@@ -207,6 +206,15 @@ class Buckets:
     flows: tuple[FlowBucket, ...]
     scopes: tuple[tuple[Scope, tuple[WindowBucket | FlowBucket, ...]], ...]
 
+    def replaced(self, windows: tuple[WindowBucket, ...], flows: tuple[FlowBucket, ...]) -> Buckets:
+        """Others in the places of these."""
+        window, flow = iter(windows), iter(flows)
+        scopes = tuple(
+            (scope, tuple(next(window) if isinstance(bucket, WindowBucket) else next(flow) for bucket in buckets))
+            for scope, buckets in self.scopes
+        )
+        return Buckets(windows, flows, scopes)
+
     @property
     def has_shadow(self) -> bool:
         return any(bucket.limits.shadow for bucket in (*self.windows, *self.flows))
@@ -260,29 +268,3 @@ def _scopes(account: Account, model: str) -> Iterator[tuple[Scope, Limits, str]]
         for rule in rules.model_limits:
             if rule.model == model:
                 yield Scope(level, subject, model), rule.limits, zone
-
-
-def share_of(account: Account, replicas: int) -> Account:
-    """The account with every limit divided among ``replicas`` gateways, rounded down: together never more than all.
-
-    A burst stays at least 1; the minute's limit bounds it anyway.
-    """
-    if replicas <= 1:
-        return account
-
-    def share(limits: Limits) -> Limits:
-        values = {metric.value: limits.of(metric) for metric in Metric}
-        parts = {name: None if value is None else value // replicas for name, value in values.items()}
-        if parts["burst"] is not None:
-            parts["burst"] = max(1, parts["burst"]) if parts["requests_per_minute"] else None
-        return Limits(**parts, shadow=limits.shadow)
-
-    def shares(rules: tuple[ModelLimits, ...]) -> tuple[ModelLimits, ...]:
-        return tuple(replace(rule, limits=share(rule.limits)) for rule in rules)
-
-    organisation, tenant, key = account.organisation, account.tenant, account.key
-    return Account(
-        replace(organisation, limits=share(organisation.limits), model_limits=shares(organisation.model_limits)),
-        replace(tenant, limits=share(tenant.limits), model_limits=shares(tenant.model_limits)),
-        replace(key, limits=share(key.limits), model_limits=shares(key.model_limits)),
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from baton.core.clock import Clock
@@ -41,6 +41,11 @@ from baton.state.quota.windows import MICROSECONDS, MINUTE, Calendar
 
 WINDOW_KEPT = 2 * MINUTE  # after its end
 EXPIRED_KEPT = 24 * 60 * MINUTE
+Terms = Callable[[str, Buckets, Sequence[Cost]], Buckets]
+
+
+def as_claimed(_organisation: str, buckets: Buckets, _counted: Sequence[Cost]) -> Buckets:
+    return buckets
 
 
 @dataclass(slots=True)
@@ -87,11 +92,20 @@ class _Books:
 class MemoryQuota:
     """Implements ``QuotaApi`` and ``LedgerApi``. Time is the wall time of the clock.
 
-    ``kept_entries``: how many entries of each organisation's ledger and alerts are kept; None: all.
+    ``kept_entries``: how many entries of each organisation's ledger and alerts are kept; None: all. ``terms`` gives an
+    organisation's buckets the limits that hold here, for what is counted of each window.
     """
 
-    def __init__(self, clock: Clock, *, remember_seconds: float = 600.0, kept_entries: int | None = None) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        remember_seconds: float = 600.0,
+        kept_entries: int | None = None,
+        terms: Terms = as_claimed,
+    ) -> None:
         self._clock = clock
+        self._terms = terms
         self._calendar = Calendar()
         self._remember = round(remember_seconds * MICROSECONDS)
         self._kept_entries = kept_entries
@@ -322,7 +336,10 @@ class MemoryQuota:
         return self._books.setdefault(claim.account.organisation.name, _Books())
 
     def _buckets(self, account: Account, model: str, now: int) -> Buckets:
-        return buckets_of(account, model, lambda kind, zone: self._calendar.window(kind, zone, now))
+        drawn = buckets_of(account, model, lambda kind, zone: self._calendar.window(kind, zone, now))
+        organisation = account.organisation.name
+        counters = _counters(self._books.setdefault(organisation, _Books()), drawn)
+        return self._terms(organisation, drawn, [held.used.plus(held.reserved) for held in counters.windows])
 
     def _now(self) -> int:
         return round(self._clock.wall() * MICROSECONDS)

@@ -168,7 +168,7 @@ def test_each_gateway_admits_its_share_while_the_counters_are_away() -> None:
     limits = Limits(requests_per_minute=9, tokens_per_day=10_000)
 
     async def body() -> None:
-        async with gate(AdmissionPolicy(replicas=4)) as built:
+        async with gate(replicas=4) as built:
             await built.lose()
             assert [await serve(built, f"a{number}", limits) for number in range(2)] == [True, True]
             with pytest.raises(QuotaExceeded, match="limit 2, used 2"):
