@@ -110,6 +110,7 @@ class Admission:
         self._refusals = meter.counter("quota_refusals", "Claims refused, by the limit", ("level", "metric"))
         self._shadow = ShadowReport(meter)
         self._degraded_gauge = meter.gauge("quota_degraded", "1 while the shared counters are away")
+        self._degraded = meter.counter("quota_degraded_admissions", "Admitted without the shared counters", ("policy",))
         self._lost = meter.counter("quota_settlements_lost", "Settlements given up while Redis was away")
         self._waiting = meter.gauge("quota_settlements_waiting", "Settlements that wait for Redis")
         self._renewals = meter.counter("quota_renewals", "Rounds in which all leases were renewed and progress told")
@@ -202,6 +203,7 @@ class Admission:
                 answer = await self._local.reserve(claim)
             self._shadow.note(answer.shadowed)
             grant.balances = answer.balances
+        self._degraded.add(policy=tenant.away.value)
         return grant
 
     # --- ending -----------------------------------------------------------------------------------------------------

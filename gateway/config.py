@@ -22,7 +22,8 @@ class GatewayConfig(ProcessConfig):
     callers for one only when ``door_client_ca`` is set.
 
     ``tokenizers`` are ``NAME=DIRECTORY`` entries; a served model without one takes and returns token ids only.
-    ``replicas``: how many gateways share the limits while Redis is away. ``quota_lease_seconds``: how long a gateway
+    ``replicas``: how many gateways share the limits while Redis is away, or more, if more are registered.
+    ``quota_lease_seconds``: how long a gateway
     that died holds what it reserved; its requests are charged what it told last, within ``quota_renew_seconds``,
     unless their clients resume, which charges all. ``prices_file`` empty: nothing costs anything.
     ``ledger_directory`` empty: the usage ledger stays in Redis, where it grows. One directory is for all gateways that

@@ -50,7 +50,7 @@ async def shared_quotas(
     ids: Ids,
     meter: Meter,
     policy: AdmissionPolicy,
-    replicas: int,
+    replicas: Callable[[], int],
     ledger_directory: Path | None,
     ledger_policy: LedgerPolicy,
 ) -> AsyncIterator[Quotas]:

@@ -36,7 +36,7 @@ async def gateway(url: str) -> AsyncIterator[tuple[Admission, RedisLedger]]:
     config = StateConfig(url, "secret", timeout_ms=5_000, connect_timeout_ms=5_000, quota_budget_ms=500)
     clock = SystemClock()
     async with connect(config) as client:
-        share = LocalShare(REPLICAS)
+        share = LocalShare(lambda: REPLICAS)
         shared, local = SharedQuota(client, config, clock, share.heard), MemoryQuota(clock, terms=share.of)
         admission = Admission(shared, local, clock=clock, ids=RandomIds(), meter=SilentMeter(), policy=POLICY)
         async with admission.running():

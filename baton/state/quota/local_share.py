@@ -7,7 +7,7 @@ bursts are parts of the limit, too: what is in progress ends, and a burst refill
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from baton.core.types import Limits, Metric
@@ -29,9 +29,9 @@ class _Standing:
 
 
 class LocalShare:
-    """Of a gateway that is one of ``replicas``."""
+    """Of a gateway that is one of ``replicas``, as many as are known at the moment."""
 
-    def __init__(self, replicas: int) -> None:
+    def __init__(self, replicas: Callable[[], int]) -> None:
         self._replicas = replicas
         self._standings: dict[tuple[str, str], _Standing] = {}
         self._tidied = 0
@@ -69,12 +69,12 @@ class LocalShare:
         if limit is None or most is None or before is None:
             return most
         left = max(0, limit - standing.counters.used.of(metric) - standing.counters.reserved.of(metric))
-        return min(most, before.of(metric) + left // self._replicas)
+        return min(most, before.of(metric) + left // self._replicas())
 
     def _part_of(self, limits: Limits) -> Limits:
         """Rounded down, so together never more than all. A burst stays at least 1; the minute's limit bounds it."""
-        values = {metric.value: limits.of(metric) for metric in Metric}
-        parts = {name: None if value is None else value // self._replicas for name, value in values.items()}
+        values, replicas = {metric.value: limits.of(metric) for metric in Metric}, self._replicas()
+        parts = {name: None if value is None else value // replicas for name, value in values.items()}
         if parts["burst"] is not None:
             parts["burst"] = max(1, parts["burst"]) if parts["requests_per_minute"] else None
         return Limits(**parts, shadow=limits.shadow)

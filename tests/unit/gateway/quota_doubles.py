@@ -112,7 +112,7 @@ class Gate:
         self.clock = clock or PausedClock(1000.0)
         self.books = quota or MemoryQuota(self.clock)
         self.shared = UnsteadyQuota(self.books)
-        self.local = MemoryQuota(self.clock, kept_entries=100, terms=LocalShare(replicas).of)
+        self.local = MemoryQuota(self.clock, kept_entries=100, terms=LocalShare(lambda: replicas).of)
         self.admission = Admission(
             self.shared, self.local, clock=self.clock, ids=CountingIds(), meter=meter or SilentMeter(), policy=policy
         )
