@@ -1,9 +1,9 @@
 """How Baton talks to Redis: one short time budget, no retries inside it, one typed error.
 
-The defaults of redis-py wait many seconds on a frozen server; a caller of ours never waits longer than its budget. What
-this process itself takes counts for little: while a burst of requests keeps the loop busy, an answer lies in the socket
-unread, and Redis must not be taken for dead. So a budget ends only when the loop has looked for answers ``LOOKS`` times,
-a part of the budget apart.
+The defaults of redis-py wait many seconds on a frozen server; a caller of ours never waits longer than its budget.
+What this process itself takes counts for little: while a burst of requests keeps the loop busy, an answer lies in the
+socket unread, and Redis must not be taken for dead. So a budget ends only when the loop has looked for answers
+``LOOKS`` times, a part of the budget apart.
 """
 
 from __future__ import annotations
