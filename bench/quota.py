@@ -39,6 +39,7 @@ from baton.core.telemetry import SilentMeter
 from baton.core.types import Account, Delivered, KeyRecord, Limits, Organisation, QuotaClaim, Tenant
 from baton.state.config import StateConfig
 from baton.state.embedded import embedded_server
+from baton.state.quota.local_share import LocalShare
 from baton.state.quota.memory import MemoryQuota
 from baton.state.quota.shared import SharedQuota
 from baton.state.redis_client import connect
@@ -94,7 +95,7 @@ async def latency(url: str, plan: QuotaPlan) -> dict[str, Any]:
     settled: list[float] = []
     config = state(url)
     async with connect(config) as client:
-        quota = SharedQuota(client, config, SystemClock())
+        quota = SharedQuota(client, config, SystemClock(), LocalShare(lambda: 1).heard)
         for claim in claims(plan, "latency"):
             started = time.perf_counter()
             await quota.reserve(claim)
@@ -114,7 +115,7 @@ async def admit_all(url: str, plan: QuotaPlan, name: str) -> float:
     config = state(url)
     waiting = iter(claims(plan, name))
     async with connect(config) as client:
-        quota = SharedQuota(client, config, SystemClock())
+        quota = SharedQuota(client, config, SystemClock(), LocalShare(lambda: 1).heard)
 
         async def worker() -> None:
             for claim in waiting:
@@ -155,7 +156,8 @@ async def frozen(url: str, pid: int, plan: QuotaPlan) -> dict[str, Any]:
     config, clock = state(url, StateConfig().quota_budget_ms), SystemClock()
     waits: list[float] = []
     async with connect(config) as client:
-        shared, local = SharedQuota(client, config, clock), MemoryQuota(clock)
+        share = LocalShare(lambda: 1)
+        shared, local = SharedQuota(client, config, clock, share.heard), MemoryQuota(clock, terms=share.of)
         admission = Admission(
             shared, local, clock=clock, ids=RandomIds(), meter=SilentMeter(), policy=AdmissionPolicy()
         )

@@ -56,7 +56,7 @@ def nobody(_organisation: str, _buckets: Buckets, _counters: Counters, _now: int
 
 
 class SharedQuota:
-    """Implements ``QuotaApi``. A server that does not answer within ``quota_budget_ms`` is StateUnavailable.
+    """Implements ``QuotaApi``. A server that is silent for ``quota_budget_ms`` is StateUnavailable.
 
     How an admission ended is remembered for ``quota_remember_seconds``, so that telling it again changes nothing.
     ``listener`` is told what the counters stand at, as each claim's answer says it.
