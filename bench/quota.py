@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import random
@@ -167,6 +168,8 @@ async def frozen(url: str, pid: int, plan: QuotaPlan) -> dict[str, Any]:
             async with admission.admitted(claim, Deadline(None)):
                 waits.append((time.perf_counter() - started) * 1000)
 
+        gc.collect()
+        gc.freeze()  # to go through what the other measurements hold would take as long as the server's silence
         async with admission.running():
             with stopped(pid):
                 async with asyncio.TaskGroup() as group:
