@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import random
@@ -40,6 +41,7 @@ from baton.core.telemetry import SilentMeter
 from baton.core.types import Account, Delivered, KeyRecord, Limits, Organisation, QuotaClaim, Tenant
 from baton.state.config import StateConfig
 from baton.state.embedded import embedded_server
+from baton.state.quota.local_share import LocalShare
 from baton.state.quota.memory import MemoryQuota
 from baton.state.quota.shared import SharedQuota
 from baton.state.redis_client import connect
@@ -103,7 +105,7 @@ async def latency(url: str, plan: QuotaPlan) -> dict[str, Any]:
     settled: list[float] = []
     config = state(url)
     async with connect(config) as client:
-        quota = SharedQuota(client, config, SystemClock())
+        quota = SharedQuota(client, config, SystemClock(), LocalShare(lambda: 1).heard)
         for claim in claims(plan, "latency"):
             started = time.perf_counter()
             await quota.reserve(claim)
@@ -123,7 +125,7 @@ async def admit_all(url: str, plan: QuotaPlan, name: str) -> float:
     config = state(url)
     waiting = iter(claims(plan, name))
     async with connect(config) as client:
-        quota = SharedQuota(client, config, SystemClock())
+        quota = SharedQuota(client, config, SystemClock(), LocalShare(lambda: 1).heard)
 
         async def worker() -> None:
             for claim in waiting:
@@ -164,7 +166,8 @@ async def frozen(url: str, pid: int, plan: QuotaPlan) -> dict[str, Any]:
     config, clock = state(url, StateConfig().quota_budget_ms), SystemClock()
     waits: list[float] = []
     async with connect(config) as client:
-        shared, local = SharedQuota(client, config, clock), MemoryQuota(clock)
+        share = LocalShare(lambda: 1)
+        shared, local = SharedQuota(client, config, clock, share.heard), MemoryQuota(clock, terms=share.of)
         admission = Admission(
             shared, local, clock=clock, ids=RandomIds(), meter=SilentMeter(), policy=AdmissionPolicy()
         )
@@ -174,6 +177,8 @@ async def frozen(url: str, pid: int, plan: QuotaPlan) -> dict[str, Any]:
             async with admission.admitted(claim, Deadline(None)):
                 waits.append((time.perf_counter() - started) * 1000)
 
+        gc.collect()
+        gc.freeze()  # to go through what the other measurements hold would take as long as the server's silence
         async with admission.running():
             with stopped(pid):
                 async with asyncio.TaskGroup() as group:

@@ -50,6 +50,7 @@ async def serve(arguments: Arguments) -> None:
                 ids=RandomIds(),
                 meter=process.meter,
                 policy=config.admission_policy(state.quota_remember_seconds),
+                replicas=lambda: max(config.replicas, fleet.gateways),
                 ledger_directory=Path(config.ledger_directory) if config.ledger_directory else None,
                 ledger_policy=config.ledger_policy,
             ) as quotas,

@@ -29,7 +29,6 @@ from baton.core.types import (
     QuotaBalance,
     QuotaClaim,
 )
-from baton.state.quota.buckets import share_of
 from gateway.shadow import ShadowReport
 
 log = logging.getLogger(__name__)
@@ -41,14 +40,13 @@ MISSES_BEFORE_AWAY = 3  # one after the other; a single slow answer costs those 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionPolicy:
-    """``replicas``: gateways that share the limits while Redis is away. ``remember_seconds``: how long Redis knows an
-    ended admission; a settlement that may have arrived is not sent again later than that.
+    """``remember_seconds``: how long Redis knows an ended admission; a settlement that may have arrived is not sent
+    again later than that.
 
     ``renew_seconds``: what a gateway that dies has delivered after its last renewal is charged to nobody, unless the
     client resumes. ``kept_settlements``: how many may wait for Redis to come back; the oldest are lost beyond it.
     """
 
-    replicas: int = 1
     lease_seconds: float = 15.0
     renew_seconds: float = 1.0
     expire_seconds: float = 10.0
@@ -58,14 +56,15 @@ class AdmissionPolicy:
 
 
 class Grant:
-    """An admitted request. ``degraded``: the shared counters did not decide. ``deadline``: that of the request."""
+    """An admitted request. ``degraded``: the shared counters did not decide; ``is_local``: this process's did.
+    ``deadline``: that of the request."""
 
     def __init__(self, claim: QuotaClaim, balances: tuple[QuotaBalance, ...] = ()) -> None:
         self.claim = claim
         self.balances = balances
         self.deadline = Deadline(None)
-        self.local_claim: QuotaClaim | None = None
         self.degraded = False
+        self.is_local = False
         self.delivered = NOTHING_DELIVERED
 
     def note(self, delivered: Delivered) -> None:
@@ -95,7 +94,8 @@ class Admission:
     def __init__(
         self, shared: QuotaApi, local: QuotaApi, *, clock: Clock, ids: Ids, meter: Meter, policy: AdmissionPolicy
     ) -> None:
-        """``local`` counts in this process. ``shared`` answers within its own short budget or raises."""
+        """``local`` counts in this process, by this gateway's share of the limits. ``shared`` answers within its own
+        short budget or raises."""
         self._shared = shared
         self._local = local
         self._clock = clock
@@ -110,6 +110,7 @@ class Admission:
         self._refusals = meter.counter("quota_refusals", "Claims refused, by the limit", ("level", "metric"))
         self._shadow = ShadowReport(meter)
         self._degraded_gauge = meter.gauge("quota_degraded", "1 while the shared counters are away")
+        self._degraded = meter.counter("quota_degraded_admissions", "Admitted without the shared counters", ("policy",))
         self._lost = meter.counter("quota_settlements_lost", "Settlements given up while Redis was away")
         self._waiting = meter.gauge("quota_settlements_waiting", "Settlements that wait for Redis")
         self._renewals = meter.counter("quota_renewals", "Rounds in which all leases were renewed and progress told")
@@ -197,11 +198,12 @@ class Admission:
         if tenant.away is AwayPolicy.CLOSED:
             raise StateUnavailable(f"quota: the counters of tenant {tenant.name!r} are away, and its policy is closed")
         if tenant.away is AwayPolicy.BOUNDED_LOCAL:
-            grant.local_claim = replace(claim, account=share_of(claim.account, self._policy.replicas))
+            grant.is_local = True
             with self._counted():
-                answer = await self._local.reserve(grant.local_claim)
+                answer = await self._local.reserve(claim)
             self._shadow.note(answer.shadowed)
             grant.balances = answer.balances
+        self._degraded.add(policy=tenant.away.value)
         return grant
 
     # --- ending -----------------------------------------------------------------------------------------------------
@@ -213,11 +215,11 @@ class Admission:
         await asyncio.shield(task)
 
     async def _tell(self, grant: Grant, delivered: Delivered | None) -> None:
-        if grant.local_claim is not None:
-            await _settle(self._local, grant.local_claim, delivered)
+        if grant.is_local:
+            await _settle(self._local, grant.claim, delivered)
         ending = _Ending(grant.claim, delivered)
-        if self.degraded or not await self._told(ending):
-            self._keep(ending)
+        if grant.degraded or self.degraded or not await self._told(ending):
+            self._keep(ending)  # who waited for Redis in vain already waits no more
 
     async def _told(self, ending: _Ending) -> bool:
         if ending.first_tried is None:
@@ -253,7 +255,7 @@ class Admission:
         shared: dict[str, list[Grant]] = {}
         local: dict[str, list[Grant]] = {}
         for grant in self._open.values():
-            kind = shared if grant.local_claim is None else local
+            kind = local if grant.is_local else shared
             kind.setdefault(grant.claim.account.organisation.name, []).append(grant)
         for organisation, grants in local.items():
             await self._local.renew(organisation, [g.progress() for g in grants], self._policy.lease_seconds)

@@ -22,9 +22,10 @@ class GatewayConfig(ProcessConfig):
     callers for one only when ``door_client_ca`` is set.
 
     ``tokenizers`` are ``NAME=DIRECTORY`` entries; a served model without one takes and returns token ids only.
-    ``replicas``: how many gateways share the limits while Redis is away. ``quota_lease_seconds``: how long a gateway
-    that died holds what it reserved; its requests are charged what it told last, within ``quota_renew_seconds``,
-    unless their clients resume, which charges all. ``prices_file`` empty: nothing costs anything.
+    ``replicas``: how many gateways share the limits while Redis is away, or more, if more are registered.
+    ``quota_lease_seconds``: how long a gateway that died holds what it reserved; its requests are charged what it told
+    last, within ``quota_renew_seconds``, unless their clients resume, which charges all. ``prices_file`` empty: nothing
+    costs anything.
     ``ledger_directory`` empty: the usage ledger stays in Redis, where it grows. One directory is for all gateways that
     name one (or only one of them does): each gateway reads what is in its own.
     ``planner_address`` empty: the planner is found in the registry. ``default_model`` empty: a request must name its
@@ -125,7 +126,6 @@ class GatewayConfig(ProcessConfig):
         """``remember_seconds``: how long Redis knows an ended admission."""
         lease = self.quota_lease_seconds
         return AdmissionPolicy(
-            replicas=self.replicas,
             lease_seconds=lease,
             renew_seconds=self.quota_renew_seconds,
             expire_seconds=min(lease, AdmissionPolicy().expire_seconds),

@@ -65,6 +65,11 @@ class FleetView:
         """Every model that was ever served, in order of name."""
         return tuple(sorted(self._cards))
 
+    @property
+    def gateways(self) -> int:
+        """How many are registered, this one among them."""
+        return sum(record.role is Role.GATEWAY for record in self._records)
+
     def facts(self) -> FleetFacts | None:
         """None while the registry was never read."""
         if not self.known:

@@ -14,6 +14,7 @@ from baton.state.config import StateConfig
 from baton.state.quota.archived_ledger import ArchivedLedger
 from baton.state.quota.ledger import RedisLedger
 from baton.state.quota.ledger_files import LedgerFiles
+from baton.state.quota.local_share import LocalShare
 from baton.state.quota.memory import MemoryQuota
 from baton.state.quota.shared import SharedQuota
 from baton.state.redis_client import connect
@@ -49,20 +50,24 @@ async def shared_quotas(
     ids: Ids,
     meter: Meter,
     policy: AdmissionPolicy,
+    replicas: Callable[[], int],
     ledger_directory: Path | None,
     ledger_policy: LedgerPolicy,
 ) -> AsyncIterator[Quotas]:
     """Leases are renewed, refusals written, ledgers archived while the block lasts. Redis may be away, here as later.
 
-    ``ledger_directory`` None: ledgers stay in Redis. ConfigError when it cannot be written to.
+    ``replicas``: gateways that share the limits while it is. ``ledger_directory`` None: ledgers stay in Redis.
+    ConfigError when it cannot be written to.
     """
     async with connect(state) as client:
         records, refusals = RedisRecords(client, state), RedisRefusals(client, state)
-        quota, ledger = SharedQuota(client, state, clock), RedisLedger(client, state)
+        share, ledger = LocalShare(replicas), RedisLedger(client, state)
+        quota = SharedQuota(client, state, clock, share.heard)
         archive = None if ledger_directory is None else LedgerFiles.opened(ledger_directory)
         upkeep = LedgerUpkeep(ledger, archive, clock, meter, ledger_policy)
         usage = ArchivedLedger(ledger, archive)
-        local = MemoryQuota(clock, remember_seconds=state.quota_remember_seconds, kept_entries=LOCAL_ENTRIES)
+        remember = state.quota_remember_seconds
+        local = MemoryQuota(clock, remember_seconds=remember, kept_entries=LOCAL_ENTRIES, terms=share.of)
         accounts = Accounts(FileKeyAccounts(records, ring), ring.secret, clock, AccountPolicy())
         built = Quotas(
             callers=Callers(ring, accounts),

@@ -1,13 +1,18 @@
 """How Baton talks to Redis: one short time budget, no retries inside it, one typed error.
 
 The defaults of redis-py wait many seconds on a frozen server; a caller of ours never waits longer than its budget.
+What this process itself takes counts for little: while a burst of requests keeps the loop busy, an answer lies in the
+socket unread, and Redis must not be taken for dead. So a budget ends only when the loop has looked for answers
+``LOOKS`` times, a part of the budget apart.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TypeVar
 
 from redis.asyncio import Redis
@@ -22,6 +27,14 @@ T = TypeVar("T")
 LOOKS = 4  # at what has arrived, within one budget
 
 
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds that a call of many answers may take: ``silence`` without one of them, ``longest`` in all."""
+
+    silence: float
+    longest: float
+
+
 @asynccontextmanager
 async def connect(config: StateConfig) -> AsyncIterator[Redis]:
     """A client with the budget of ``config``; it connects at the first call, so Redis may be away here."""
@@ -32,6 +45,7 @@ async def connect(config: StateConfig) -> AsyncIterator[Redis]:
         socket_timeout=None,
         socket_connect_timeout=None,
         retry=Retry(NoBackoff(), 0),
+        driver_info=None,  # to tell it takes another round trip of each connection
         decode_responses=False,
     )
     try:
@@ -46,39 +60,53 @@ async def within_budget(call: Awaitable[T], config: StateConfig, what: str) -> T
 
 
 async def within(call: Awaitable[T], seconds: float, what: str) -> T:
-    """The same for a call whose budget is ``seconds``, however long the client's own limits are.
+    """The same for a call whose budget is ``seconds``, however long the client's own limits are."""
+    return await while_heard(lambda _: call, Patience(seconds, seconds), what)
 
-    What this process itself takes counts for little: while a burst of requests keeps the loop busy, an answer lies
-    in the socket unread, and Redis must not be taken for dead. So the budget ends only when the loop has looked for
-    answers ``LOOKS`` times, a part of the budget apart.
+
+async def while_heard(call: Callable[[Callable[[], None]], Awaitable[T]], patience: Patience, what: str) -> T:
+    """The same for a call that reports each word of Redis by the function it is given.
+
+    A server with much to do answers late, but goes on answering; only one that says nothing is away.
     """
     try:
-        async with _timeout(seconds):
-            return await _cancellable(call)
+        async with _timeout(patience) as heard:
+            return await _cancellable(call(heard))
     except TimeoutError as error:
-        raise StateUnavailable(f"{what}: Redis did not answer within {seconds * 1000:.0f} ms") from error
+        raise StateUnavailable(f"{what}: {error}") from error
     except (RedisError, OSError) as error:
         raise StateUnavailable(f"{what}: Redis is away: {error}") from error
 
 
 @asynccontextmanager
-async def _timeout(seconds: float) -> AsyncIterator[None]:
-    """TimeoutError after ``seconds``, or later, if the loop was too busy to look ``LOOKS`` times until then."""
-    loop = asyncio.get_running_loop()
-    async with asyncio.timeout(None) as limit:
+async def _timeout(patience: Patience) -> AsyncIterator[Callable[[], None]]:
+    """TimeoutError when it is over; later, if the loop was too busy to look often enough until then. Yields what to
+    call at each word of Redis."""
+    loop, pause = asyncio.get_running_loop(), patience.silence / LOOKS
+    most = math.ceil(patience.longest / pause)
+    looks = silent = 0
 
-        def look(times: int) -> None:
-            nonlocal timer
-            if times == LOOKS:
-                limit.reschedule(loop.time())
-            else:
-                timer = loop.call_later(seconds / LOOKS, look, times + 1)
+    def heard() -> None:
+        nonlocal silent
+        silent = -1  # the next look comes sooner than a pause from now
 
-        timer = loop.call_later(seconds / LOOKS, look, 1)
-        try:
-            yield
-        finally:
-            timer.cancel()
+    def look() -> None:
+        nonlocal looks, silent, timer
+        looks, silent = looks + 1, silent + 1
+        if silent == LOOKS or looks >= most:
+            limit.reschedule(loop.time())
+        else:
+            timer = loop.call_later(pause, look)
+
+    timer = loop.call_later(pause, look)
+    try:
+        async with asyncio.timeout(None) as limit:
+            yield heard
+    except TimeoutError:
+        seconds = patience.silence if silent >= LOOKS else patience.longest
+        raise TimeoutError(f"Redis did not answer within {seconds * 1000:.0f} ms") from None
+    finally:
+        timer.cancel()
 
 
 async def _cancellable(call: Awaitable[T]) -> T:

@@ -17,6 +17,7 @@ from baton.core.types import Account, Delivered, KeyRecord, LedgerReason, Limits
 from baton.state.config import StateConfig
 from baton.state.embedded import embedded_server
 from baton.state.quota.ledger import RedisLedger
+from baton.state.quota.local_share import LocalShare
 from baton.state.quota.memory import MemoryQuota
 from baton.state.quota.shared import SharedQuota
 from baton.state.redis_client import connect
@@ -27,7 +28,7 @@ ACCOUNT = Account(
     Tenant("acme", "umbrella", limits=Limits(tokens_per_day=1_000)),
     KeyRecord("k1", "acme", "k1.abcd", "00"),
 )
-POLICY = AdmissionPolicy(replicas=4, probe_seconds=0.02)
+POLICY, REPLICAS = AdmissionPolicy(probe_seconds=0.02), 4
 
 
 @asynccontextmanager
@@ -35,7 +36,8 @@ async def gateway(url: str) -> AsyncIterator[tuple[Admission, RedisLedger]]:
     config = StateConfig(url, "secret", timeout_ms=5_000, connect_timeout_ms=5_000, quota_budget_ms=500)
     clock = SystemClock()
     async with connect(config) as client:
-        shared, local = SharedQuota(client, config, clock), MemoryQuota(clock)
+        share = LocalShare(lambda: REPLICAS)
+        shared, local = SharedQuota(client, config, clock, share.heard), MemoryQuota(clock, terms=share.of)
         admission = Admission(shared, local, clock=clock, ids=RandomIds(), meter=SilentMeter(), policy=POLICY)
         async with admission.running():
             yield admission, RedisLedger(client, replace(config, timeout_ms=10_000))

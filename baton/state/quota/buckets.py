@@ -8,7 +8,7 @@ limit set later finds what was used before.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
 
@@ -18,7 +18,6 @@ from baton.core.types import (
     Level,
     Limits,
     Metric,
-    ModelLimits,
     Prices,
 )
 from baton.state.quota.windows import KINDS, MINUTE, WindowKind
@@ -251,29 +250,3 @@ def _scopes(account: Account, model: str) -> Iterator[tuple[Scope, Limits]]:
         for rule in rules.model_limits:
             if rule.model == model:
                 yield Scope(level, subject, model), rule.limits
-
-
-def share_of(account: Account, replicas: int) -> Account:
-    """The account with every limit divided among ``replicas`` gateways, rounded down: together never more than all.
-
-    A burst stays at least 1; the minute's limit bounds it anyway.
-    """
-    if replicas <= 1:
-        return account
-
-    def share(limits: Limits) -> Limits:
-        values = {metric.value: limits.of(metric) for metric in Metric}
-        parts = {name: None if value is None else value // replicas for name, value in values.items()}
-        if parts["burst"] is not None:
-            parts["burst"] = max(1, parts["burst"]) if parts["requests_per_minute"] else None
-        return Limits(**parts, shadow=limits.shadow)
-
-    def shares(rules: tuple[ModelLimits, ...]) -> tuple[ModelLimits, ...]:
-        return tuple(replace(rule, limits=share(rule.limits)) for rule in rules)
-
-    organisation, tenant, key = account.organisation, account.tenant, account.key
-    return Account(
-        replace(organisation, limits=share(organisation.limits), model_limits=shares(organisation.model_limits)),
-        replace(tenant, limits=share(tenant.limits), model_limits=shares(tenant.model_limits)),
-        replace(key, limits=share(key.limits), model_limits=shares(key.model_limits)),
-    )

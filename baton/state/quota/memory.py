@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from baton.core.clock import Clock
@@ -41,6 +41,13 @@ from baton.state.quota.windows import MICROSECONDS, MINUTE, Calendar, Window, Wi
 
 WINDOW_KEPT = 2 * MINUTE  # after its end
 EXPIRED_KEPT = 24 * 60 * MINUTE
+Terms = Callable[[str, tuple[Bucket, ...], Windows, Sequence[Counters]], tuple[Bucket, ...]]
+
+
+def as_claimed(
+    _organisation: str, buckets: tuple[Bucket, ...], _windows: Windows, _counted: Sequence[Counters]
+) -> tuple[Bucket, ...]:
+    return buckets
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +115,20 @@ class _Books:
 class MemoryQuota:
     """Implements ``QuotaApi`` and ``LedgerApi``. Time is the wall time of the clock.
 
-    ``kept_entries``: how many entries of each organisation's ledger and alerts are kept; None: all.
+    ``kept_entries``: how many entries of each organisation's ledger and alerts are kept; None: all. ``terms`` gives an
+    organisation's buckets the limits that hold here, for what they count.
     """
 
-    def __init__(self, clock: Clock, *, remember_seconds: float = 600.0, kept_entries: int | None = None) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        remember_seconds: float = 600.0,
+        kept_entries: int | None = None,
+        terms: Terms = as_claimed,
+    ) -> None:
         self._clock = clock
+        self._terms = terms
         self._calendar = Calendar()
         self._remember = round(remember_seconds * MICROSECONDS)
         self._kept_entries = kept_entries
@@ -336,8 +352,11 @@ class MemoryQuota:
         return self._books.setdefault(claim.account.organisation.name, _Books())
 
     def _drawn(self, account: Account, model: str, now: int) -> _Drawn:
-        zones = account.organisation.time_zone, account.tenant.time_zone
-        return _Drawn(buckets_of(account, model), self._calendar.windows(*zones, now))
+        organisation = account.organisation.name
+        windows = self._calendar.windows(account.organisation.time_zone, account.tenant.time_zone, now)
+        claimed = _Drawn(buckets_of(account, model), windows)
+        counted = _counters(self._books.setdefault(organisation, _Books()), claimed)
+        return _Drawn(self._terms(organisation, claimed.buckets, windows, counted), windows)
 
     def _now(self) -> int:
         return round(self._clock.wall() * MICROSECONDS)

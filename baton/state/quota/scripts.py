@@ -10,8 +10,9 @@ import asyncio
 import hashlib
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 from typing import cast
 
@@ -20,7 +21,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from baton.core.errors import StateUnavailable
-from baton.state.redis_client import within
+from baton.state.redis_client import Patience, while_heard, within
 
 NAMES = {  # and what each begins with
     "reserve": ("common", "ending", "debiting"),
@@ -45,13 +46,13 @@ class _Call:
 class Scripts:
     """Called by hash; a server that does not know one (it restarted) is sent the text.
 
-    A batch that has no answer within ``budget`` seconds fails, and all that waited behind it: nobody waits in vain for
-    his own turn.
+    A batch whose answers stop coming for ``patience.silence``, or take ``patience.longest`` in all, fails, and all that
+    waited behind it: nobody waits in vain for his own turn. A server that is only slow is waited for.
     """
 
-    def __init__(self, client: Redis, budget: float) -> None:
+    def __init__(self, client: Redis, patience: Patience) -> None:
         self._client = client
-        self._budget = budget
+        self._patience = patience
         folder = resources.files("baton.state.quota")
         self._texts = {
             name: _with_constants(
@@ -94,12 +95,13 @@ class Scripts:
                 call.answer.set_exception(StateUnavailable(f"quota {call.name}: {error.message}"))
 
     async def _send(self, batch: Sequence[_Call]) -> None:
-        answers = await within(self._answers(batch), self._budget, "quota")
+        answers = await self._answers(batch)
         unknown = [at for at, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
         if unknown:
             for name in {batch[at].name for at in unknown}:
-                await within(self._client.script_load(self._texts[name]), self._budget, "load a quota script")
-            again = await within(self._answers([batch[at] for at in unknown]), self._budget, "quota")
+                load = self._client.script_load(self._texts[name])
+                await within(load, self._patience.silence, "load a quota script")
+            again = await self._answers([batch[at] for at in unknown])
             for at, answer in zip(unknown, again, strict=True):
                 answers[at] = answer
         for call, answer in zip(batch, answers, strict=True):
@@ -111,14 +113,18 @@ class Scripts:
                 call.answer.set_result(answer)
 
     async def _answers(self, batch: Sequence[_Call]) -> list[object]:
-        """Errors of single calls are among the answers. By a connection itself: the client's commands and pipelines
-        would take as long as the script."""
+        """Errors of single calls are among the answers."""
+        return await while_heard(partial(self._exchange, batch), self._patience, "quota")
+
+    async def _exchange(self, batch: Sequence[_Call], heard: Callable[[], None]) -> list[object]:
+        """By a connection itself: the client's commands and pipelines would take as long as the script."""
         pool = self._client.connection_pool
         connection = await pool.get_connection()
         try:
+            heard()  # the password was taken, if it is new
             packed = [_command(self._hashes[call.name], len(call.keys), *call.keys, *call.arguments) for call in batch]
             await connection.send_packed_command(packed, check_health=False)
-            return [await _answer(connection) for _ in batch]
+            return [await _answer(connection, heard) for _ in batch]
         finally:
             await pool.release(connection)
 
@@ -141,8 +147,10 @@ def _command(*arguments: str | int | bytes) -> bytes:
     return b"".join(parts)
 
 
-async def _answer(connection: AbstractConnection) -> object:
+async def _answer(connection: AbstractConnection, heard: Callable[[], None]) -> object:
     try:
-        return cast(object, await connection.read_response())
+        answer = cast(object, await connection.read_response())
     except ResponseError as error:
-        return error
+        answer = error
+    heard()
+    return answer

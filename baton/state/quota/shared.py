@@ -10,7 +10,7 @@ caller names them again by the time that the refusal brought. Clocks of gateways
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from redis.asyncio import Redis
@@ -37,10 +37,16 @@ from baton.state.quota.keys import organisation_prefix, organisations_with
 from baton.state.quota.scripts import Scripts
 from baton.state.quota.verdict import balances, judge, undebited
 from baton.state.quota.windows import MICROSECONDS, Calendar, Windows
-from baton.state.redis_client import within
+from baton.state.redis_client import Patience, within
 
 DUE_AT_ONCE = 100  # leases that one call ends: a script holds up the server
 ATTEMPTS = 3  # a window may end between two of them, not between three
+Listener = Callable[[str, Sequence[Bucket], Windows, Sequence[Counters]], None]
+
+
+def nobody(_organisation: str, _buckets: Sequence[Bucket], _windows: Windows, _counters: Sequence[Counters]) -> None:
+    pass
+
 
 # Doubles in the scripts' arguments and answers, as the scripts explain them.
 REFUSED, TAKEN, IN_USE, ELSEWHEN = 1, 2, 3, 4
@@ -53,13 +59,15 @@ _WINDOWS = struct.Struct("<12d")
 
 
 class SharedQuota:
-    """Implements ``QuotaApi``. A server that does not answer within ``quota_budget_ms`` is StateUnavailable.
+    """Implements ``QuotaApi``. A server that is silent for ``quota_budget_ms`` is StateUnavailable.
 
     How an admission ended is remembered for ``quota_remember_seconds``, so that telling it again changes nothing.
+    ``listener`` is told what the counters stand at, as each claim's answer says it.
     """
 
-    def __init__(self, client: Redis, config: StateConfig, clock: Clock) -> None:
+    def __init__(self, client: Redis, config: StateConfig, clock: Clock, listener: Listener = nobody) -> None:
         self._client = client
+        self._listener = listener
         self._namespace = config.namespace
         self._budget = config.quota_budget_ms / 1000
         self._kept = round(config.quota_remember_seconds * 1000)
@@ -67,7 +75,7 @@ class SharedQuota:
         self._server_ahead = 0  # microseconds, as the latest answer told
         self._calendar = Calendar()
         self._drawings = Drawings()
-        self._scripts = Scripts(client, self._budget)
+        self._scripts = Scripts(client, Patience(self._budget, config.quota_slow_ms / 1000))
 
     async def reserve(self, claim: QuotaClaim) -> QuotaGrant:
         lease = round(claim.lease_seconds * MICROSECONDS)
@@ -76,6 +84,7 @@ class SharedQuota:
         if status == IN_USE:
             raise size_in_use(claim)
         buckets, counters = drawing.buckets, _counters(answer[5:], drawing.buckets)
+        self._listener(claim.account.organisation.name, buckets, windows, counters)
         if status == TAKEN:
             return QuotaGrant(balances(buckets, windows, counters, now), taken_over=True)
         cost = Cost(*answer[2:5])

@@ -27,6 +27,7 @@ from baton.core.types import (
     SettleOutcome,
     Tenant,
 )
+from baton.state.quota.local_share import LocalShare
 from baton.state.quota.memory import MemoryQuota
 from gateway.admission import Admission, AdmissionPolicy, Grant
 
@@ -106,11 +107,12 @@ class Gate:
         quota: MemoryQuota | None = None,
         clock: PausedClock | None = None,
         meter: Meter | None = None,
+        replicas: int = 1,
     ) -> None:
         self.clock = clock or PausedClock(1000.0)
         self.books = quota or MemoryQuota(self.clock)
         self.shared = UnsteadyQuota(self.books)
-        self.local = MemoryQuota(self.clock, kept_entries=100)
+        self.local = MemoryQuota(self.clock, kept_entries=100, terms=LocalShare(lambda: replicas).of)
         self.admission = Admission(
             self.shared, self.local, clock=self.clock, ids=CountingIds(), meter=meter or SilentMeter(), policy=policy
         )
@@ -143,8 +145,10 @@ class Gate:
 
 
 @asynccontextmanager
-async def gate(policy: AdmissionPolicy | None = None, meter: Meter | None = None) -> AsyncIterator[Gate]:
-    built = Gate(policy or AdmissionPolicy(), meter=meter)
+async def gate(
+    policy: AdmissionPolicy | None = None, meter: Meter | None = None, replicas: int = 1
+) -> AsyncIterator[Gate]:
+    built = Gate(policy or AdmissionPolicy(), meter=meter, replicas=replicas)
     async with built.admission.running():
         yield built
 

@@ -10,6 +10,7 @@ import pytest
 from baton.core.deadline import Deadline
 from baton.core.errors import Cancelled, InvalidRequest, Overloaded, QuotaExceeded, StateUnavailable
 from baton.core.types import AwayPolicy, Delivered, LedgerReason, Limits
+from baton.telemetry.metrics import PrometheusMeter
 from gateway.admission import AdmissionPolicy
 from tests.unit.gateway.quota_doubles import TURNS, Gate, claim, gate
 
@@ -168,7 +169,7 @@ def test_each_gateway_admits_its_share_while_the_counters_are_away() -> None:
     limits = Limits(requests_per_minute=9, tokens_per_day=10_000)
 
     async def body() -> None:
-        async with gate(AdmissionPolicy(replicas=4)) as built:
+        async with gate(replicas=4) as built:
             await built.lose()
             assert [await serve(built, f"a{number}", limits) for number in range(2)] == [True, True]
             with pytest.raises(QuotaExceeded, match="limit 2, used 2"):
@@ -331,5 +332,37 @@ def test_what_waits_is_told_when_the_gateway_ends() -> None:
             await serve(built, "a")
             built.shared.is_away = False
         assert [entry.request_id for entry in await built.ledger()] == ["a"]
+
+    asyncio.run(body())
+
+
+def test_who_waited_for_redis_in_vain_to_be_admitted_does_not_wait_for_it_at_the_end_again() -> None:
+    async def body() -> None:
+        async with gate() as built:
+            built.shared.is_away = True
+            async with built.admitted(claim("a")) as grant:
+                grant.note(SOME)
+                asked = built.shared.calls
+            assert (built.shared.calls, built.admission.waiting) == (asked, 1)
+            assert not built.admission.degraded
+            built.shared.is_away = False
+            await built.pass_time(1)
+            assert [entry.request_id for entry in await built.ledger()] == ["a"]
+
+    asyncio.run(body())
+
+
+def test_what_is_admitted_without_the_shared_counters_is_counted_by_its_policy() -> None:
+    async def body() -> None:
+        meter = PrometheusMeter()
+        async with gate(meter=meter) as built:
+            await serve(built, "shared")
+            await built.lose()
+            await serve(built, "a")
+            with pytest.raises(QuotaExceeded):
+                await serve(built, "b", Limits(requests_per_minute=0))
+        name = "baton_quota_degraded_admissions_total"
+        lines = [line for line in meter.exposition().decode().splitlines() if line.startswith(name)]
+        assert sorted(lines) == [f'{name}{{policy="bounded_local"}} 1.0', f'{name}{{policy="open"}} 3.0']
 
     asyncio.run(body())

@@ -189,3 +189,8 @@ def test_the_shortest_context_of_a_models_workers_counts() -> None:
     card = view.card(MODEL)
     assert card is not None
     assert card.context_length == 100
+
+
+def test_gateways_that_are_registered_are_counted() -> None:
+    view = view_of(record("a"), record("g-0", role=Role.GATEWAY), record("g-1", role=Role.GATEWAY))
+    assert (view.gateways, FleetView(ManualClock()).gateways) == (2, 0)

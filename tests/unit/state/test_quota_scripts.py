@@ -12,6 +12,7 @@ from fakeredis.aioredis import FakeAsyncRedisConnection
 
 from baton.core.errors import StateUnavailable
 from baton.state.quota.scripts import BATCH, Scripts
+from baton.state.redis_client import Patience
 
 PREFIX = "baton:{umbrella}:quota:"
 KEYS = (f"{PREFIX}open",)
@@ -42,7 +43,7 @@ class WatchedRedis(fakeredis.FakeAsyncRedis):
 def run(body: Callable[[Scripts, WatchedRedis], Awaitable[None]], budget: float = 30.0) -> None:
     async def main() -> None:
         async with WatchedRedis() as client:
-            await body(Scripts(client, budget), client)
+            await body(Scripts(client, Patience(budget, 30.0)), client)
 
     asyncio.run(main())
 

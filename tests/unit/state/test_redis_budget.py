@@ -4,17 +4,65 @@ from __future__ import annotations
 
 import asyncio
 import os
+import selectors
 import time
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from typing import Any, TypeVar
 
 import pytest
 
 from baton.core.errors import StateUnavailable
 from baton.state.config import StateConfig
-from baton.state.redis_client import within, within_budget
+from baton.state.redis_client import LOOKS, Patience, while_heard, within, within_budget
 
 PATIENT = StateConfig(timeout_ms=60_000)
 QUICK = StateConfig(timeout_ms=1, connect_timeout_ms=1)
+BIT_BY_BIT = Patience(silence=0.05, longest=1.0)
+T = TypeVar("T")
+
+
+class _NobodySelects(selectors.SelectSelector):
+    """Time passes as soon as everybody waits for it."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        assert timeout is not None, "all wait for something that never comes"
+        self.now += timeout
+        return []
+
+
+class _VirtualLoop(asyncio.SelectorEventLoop):
+    """Of tasks that wait for each other and for time only: it takes none."""
+
+    def __init__(self) -> None:
+        self._selecting = _NobodySelects()
+        super().__init__(self._selecting)
+
+    def time(self) -> float:
+        return self._selecting.now
+
+
+def in_no_time(work: Coroutine[Any, Any, T]) -> tuple[T, float]:
+    """What it came to, and the seconds that passed for it."""
+    with asyncio.Runner(loop_factory=_VirtualLoop) as runner:
+        return runner.run(work), runner.get_loop().time()
+
+
+async def ended(patience: Patience, *pauses: float) -> str:
+    """A call with an answer after each of the pauses, and why it failed; "" when it did not."""
+
+    async def call(heard: Callable[[], None]) -> str:
+        for pause in pauses:
+            await asyncio.sleep(pause)
+            heard()
+        return ""
+
+    try:
+        return await while_heard(call, patience, "quota")
+    except StateUnavailable as error:
+        return error.message
 
 
 async def deaf_call() -> str:
@@ -85,3 +133,22 @@ def test_an_answer_that_lies_unread_while_this_process_is_busy_is_no_outage() ->
             os.close(writing)
 
     assert asyncio.run(run()) == "answer"
+
+
+def test_a_call_that_is_answered_bit_by_bit_may_take_longer_than_the_silence_that_ends_it() -> None:
+    assert in_no_time(ended(BIT_BY_BIT, *[0.045] * 20)) == ("", pytest.approx(0.9))
+
+
+def test_a_call_ends_with_the_silence_after_the_last_answer() -> None:
+    why, seconds = in_no_time(ended(BIT_BY_BIT, 0.04, 0.04, 30.0))
+    assert why == "quota: Redis did not answer within 50 ms"
+    assert 0.08 + 0.05 <= seconds <= 0.08 + 0.05 + 0.05 / LOOKS
+
+
+def test_a_call_without_any_answer_ends_with_its_first_silence() -> None:
+    assert in_no_time(ended(BIT_BY_BIT, 30.0)) == ("quota: Redis did not answer within 50 ms", pytest.approx(0.05))
+
+
+def test_a_call_that_is_answered_for_ever_ends_all_the_same() -> None:
+    why, seconds = in_no_time(ended(BIT_BY_BIT, *[0.04] * 1000))
+    assert (why, seconds) == ("quota: Redis did not answer within 1000 ms", pytest.approx(1.0))
