@@ -22,6 +22,7 @@ from tests.contract.quota_worlds import (
     World,
     account,
     claim,
+    owned_by,
     standing,
 )
 
@@ -185,6 +186,25 @@ def test_a_settlement_counts_once(in_each_world: InWorlds) -> None:
         assert (await standing(world, payer))["tenant/tokens_per_day"] == (15, 0)
         (entry,) = await world.ledger.entries("umbrella")
         assert (entry.requests, entry.input_tokens, entry.cached_tokens, entry.output_tokens) == (1, 10, 4, 5)
+
+    in_each_world(body)
+
+
+@pytest.mark.parametrize("is_released", [False, True])
+def test_a_reserve_that_arrives_after_its_own_end_changes_nothing(in_each_world: InWorlds, is_released: bool) -> None:
+    async def body(world: World) -> None:
+        payer = account(Limits(tokens_per_day=1_000, concurrency=1))
+        order = claim(payer)
+        if is_released:
+            await world.quota.release(order)
+        else:
+            assert await world.quota.settle(order, Delivered(10, 0, 5)) is SettleOutcome.SETTLED
+        before = await world.ledger.entries("umbrella"), await standing(world, payer)
+        with pytest.raises(InvalidRequest, match="this admission of 'req-1' has ended"):
+            await world.quota.reserve(order)
+        assert (await world.ledger.entries("umbrella"), await standing(world, payer)) == before
+        again = await world.quota.reserve(owned_by(order, "another"))
+        assert not again.taken_over
 
     in_each_world(body)
 

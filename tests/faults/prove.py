@@ -64,7 +64,9 @@ def prove(mutation: Mutation) -> str:
         root = Path(directory)
         _copy_tree(root)
         mutation.apply(root)
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not gpu", "-p", "no:cacheprovider", mutation.test]
+        # No excerpts of the code: Python 3.11 fails to parse one after an error that was deep enough.
+        options = ("-q", "-x", "-m", "not gpu", "-p", "no:cacheprovider", "--tb=native")
+        command = [sys.executable, "-m", "pytest", *options, mutation.test]
         environment = os.environ | {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
         try:
             done = subprocess.run(

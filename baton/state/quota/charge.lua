@@ -12,8 +12,7 @@ if second < plan[1] or second >= plan[2] then
   return struct.pack('dd', ELSEWHEN, now)
 end
 local member = string.sub(KEYS[2], #prefix + 3)
-local done = prefix .. 'd:' .. member .. '\n' .. owner
-local ended, text = redis.call('GET', done), redis.call('GET', KEYS[2])
+local ended, text = redis.call('GET', prefix .. 'd:' .. member .. '\n' .. owner), redis.call('GET', KEYS[2])
 if ended then
   return struct.pack('dd', ENDED[ended], now)
 elseif text == string.char(DONE) .. owner then
@@ -38,5 +37,5 @@ end
 keep(keys, counters, others, plan)
 local tenant, key, model = string.match(ARGV[2], '^[^\n]*\n([^\n]*)\n([^\n]*)\n([^\n]*)$')
 ends.book('unreserved', member, tenant, key, model, now, ARGV[3])
-redis.call('SET', done, 'already', 'PX', numbers[CHARGE + 1])
+ends.remember(text, member, owner, numbers[CHARGE + 1])
 return struct.pack('dd', SETTLED, now)

@@ -33,3 +33,8 @@ def size_in_use(claim: QuotaClaim) -> InvalidRequest:
     return InvalidRequest(
         f"request_id: {claim.request_id!r} is in use by a request of another size", field="request_id"
     )
+
+
+def has_ended(claim: QuotaClaim) -> InvalidRequest:
+    """Its own settlement or release was here before it: nobody waits for this answer any more."""
+    return InvalidRequest(f"request_id: this admission of {claim.request_id!r} has ended", field="request_id")

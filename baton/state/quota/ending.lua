@@ -139,11 +139,22 @@ local function ending()
     write(key, r, 'PX', EXPIRED_KEPT)
   end
 
+  -- Remembers that an admission without a reservation has ended, in the place of one: should its own reserve arrive
+  -- only now (sent before the counters were away, read when they came back), it changes nothing. `text` is what is there.
+  local function remember(text, member, owner, kept)
+    if text then
+      redis.call('SET', prefix .. 'd:' .. member .. '\n' .. string.sub(text, 2), 'already', 'PX', kept)
+    end
+    redis.call('SET', KEYS[2], string.char(DONE) .. owner, 'PX', kept)
+  end
+
   local function expire_all(due)
     for _, member in ipairs(due) do
       expire(member)
     end
   end
 
-  return { warn = warn, move_window = move_window, book = book, close = close, expire_all = expire_all }
+  return {
+    warn = warn, move_window = move_window, book = book, close = close, remember = remember, expire_all = expire_all,
+  }
 end

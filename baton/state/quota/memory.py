@@ -35,7 +35,7 @@ from baton.state.quota.buckets import (
     WindowCounters,
     buckets_of,
 )
-from baton.state.quota.claims import check_claim, member_of, size_in_use
+from baton.state.quota.claims import check_claim, has_ended, member_of, size_in_use
 from baton.state.quota.verdict import alert_percent, balances, debited, judge
 from baton.state.quota.windows import MICROSECONDS, MINUTE, Calendar, Window, Windows
 
@@ -138,6 +138,8 @@ class MemoryQuota:
         member = check_claim(claim)
         books, now = self._of(claim), self._now()
         self._expire_due(books, now)
+        if self._ended(books, member, claim.owner) is SettleOutcome.ALREADY:
+            raise has_ended(claim)
         drawn = self._drawn(claim.account, claim.model, now)
         known = books.reservations.get(member)
         same_size = known is not None and _size(known.claim) == _size(claim)
@@ -241,7 +243,7 @@ class MemoryQuota:
             self._charge(books, claim, total, now)
             outcome = SettleOutcome.SETTLED
         else:
-            return SettleOutcome.ALREADY
+            outcome = SettleOutcome.ALREADY
         books.ended[member, claim.owner] = SettleOutcome.ALREADY, now + self._remember
         return outcome
 

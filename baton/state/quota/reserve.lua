@@ -6,9 +6,9 @@
 -- Answers doubles: status, now, and where it has counters to tell the cost (requests, input, output), and the counters
 -- of each scope's planned windows. Status: granted, with what was debited and the counters after it; refused, with what
 -- would have been debited, or taken (an open reservation of the same request and size), with the counters as they are;
--- in use (of another size); elsewhen (the windows do not hold the server's time).
+-- in use (of another size); elsewhen (the windows do not hold the server's time); ended (this very admission has).
 
-local GRANTED, REFUSED, TAKEN, IN_USE, ELSEWHEN = 0, 1, 2, 3, 4
+local GRANTED, REFUSED, TAKEN, IN_USE, ELSEWHEN, ENDED = 0, 1, 2, 3, 4, 5
 local DUE = 16
 
 local owner, plan = ARGV[1], doubles(ARGV[4])
@@ -22,6 +22,9 @@ if due[1] then
 end
 
 local values = redis.call('MGET', unpack(KEYS, 2))
+if values[1] == string.char(DONE) .. owner then
+  return struct.pack('dd', ENDED, now)
+end
 local member = string.sub(KEYS[2], #prefix + 3)
 local known = values[1] and parsed(values[1])
 local requests, input, output = 1, asked_input, asked_output

@@ -2,19 +2,22 @@
 --
 -- KEYS: open, the reservation. ARGV: owner, charge (requests, input, cached, output, cost, energy) as text, and in
 -- doubles the same and kept (milliseconds that this end is remembered). Answers settled, already, superseded, or
--- missing: there is neither reservation nor memory of one.
+-- missing: there is neither reservation nor memory of one, so what was delivered is still to be charged; nothing was
+-- where no request is.
 
 local owner, text = ARGV[1], redis.call('GET', KEYS[2])
 if text == string.char(DONE) .. owner then
   return 'already'
 end
-local member = string.sub(KEYS[2], #prefix + 3)
+local member, numbers = string.sub(KEYS[2], #prefix + 3), doubles(ARGV[3])
 local r = text and parsed(text)
 if not r or r.owner ~= owner then
-  local ended = redis.call('GET', prefix .. 'd:' .. member .. '\n' .. owner)
-  return ended or r and 'superseded' or 'missing'
+  local ended = redis.call('GET', prefix .. 'd:' .. member .. '\n' .. owner) or r and 'superseded'
+  if not ended and numbers[1] == 0 then
+    ending().remember(text, member, owner, numbers[CHARGE + 1])
+  end
+  return ended or 'missing'
 end
-local numbers = doubles(ARGV[3])
 ending().close(member, r, numbers, ARGV[2], r.state == OPEN and 'settled' or 'late')
 redis.call('SET', KEYS[2], string.char(DONE) .. owner, 'PX', numbers[CHARGE + 1])
 return 'settled'

@@ -31,7 +31,7 @@ from baton.core.types import (
 )
 from baton.state.config import StateConfig
 from baton.state.quota.buckets import NO_CHARGE, NO_COST, Bucket, Charge, Cost, Counters, FlowCounters, WindowCounters
-from baton.state.quota.claims import check_claim, member_of, size_in_use
+from baton.state.quota.claims import check_claim, has_ended, member_of, size_in_use
 from baton.state.quota.drawing import Drawing, Drawings
 from baton.state.quota.keys import organisation_prefix, organisations_with
 from baton.state.quota.scripts import Scripts
@@ -49,7 +49,7 @@ def nobody(_organisation: str, _buckets: Sequence[Bucket], _windows: Windows, _c
 
 
 # Doubles in the scripts' arguments and answers, as the scripts explain them.
-REFUSED, TAKEN, IN_USE, ELSEWHEN = 1, 2, 3, 4
+REFUSED, TAKEN, IN_USE, ELSEWHEN, ENDED = 1, 2, 3, 4, 5
 CHARGED = (SettleOutcome.SETTLED, SettleOutcome.ALREADY, SettleOutcome.SUPERSEDED)
 FLOW, WINDOW = 2, 9  # numbers of a bucket, and of each of its windows
 _NOTHING = struct.pack("<2d", 0, 0)
@@ -83,6 +83,8 @@ class SharedQuota:
         status, now, answer, drawing, windows = await self._timely("reserve", claim, numbers)
         if status == IN_USE:
             raise size_in_use(claim)
+        if status == ENDED:
+            raise has_ended(claim)
         buckets, counters = drawing.buckets, _counters(answer[5:], drawing.buckets)
         self._listener(claim.account.organisation.name, buckets, windows, counters)
         if status == TAKEN:
