@@ -25,7 +25,7 @@ from baton.engine.cuda.runner import CudaRunner
 from baton.engine.load import build_runner
 from baton.engine.runner import Draw, Part
 
-BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+BATCHES = (1, 2, 4, 8, 12, 16, 20, 32, 64, 128, 256)  # 12 and 20 are padded
 STEPS = 64
 WARM_STEPS = 8
 PROMPT = 2048  # whose time to first token is measured

@@ -34,7 +34,7 @@ from bench.machine import hardware, versions
 from bench.random_model import with_context
 from bench.shapes import Batch, Range
 from bench.two_gpus_faults import SMALL_MODELS, KillPlan, kills, small_tokens
-from bench.two_gpus_online import SHAPES, SYSTEMS, Course, agreement, read_answers, run_system
+from bench.two_gpus_online import IDLE_OUTPUT, SHAPES, SYSTEMS, Course, agreement, read_answers, run_system
 from bench.two_gpus_stack import Shape, Site, clients
 
 COMMAND = "python -m bench.two_gpus"
@@ -223,7 +223,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         return 0
     shapes = tuple(map(_shape, _words(arguments.shapes))) or SHAPES
-    longest = max(shape.prompt + shape.output for shape in shapes) + 64
+    idle = (int(prompt) + IDLE_OUTPUT for prompt in _words(arguments.idle))
+    longest = max(*(shape.prompt + shape.output for shape in shapes), *idle) + 64
     room = [Batch("online", 1, Range(longest, longest), Range(1, 1))]
     with with_context(arguments.model, room) as model:
         document = uvloop.run(run(plan_of(arguments, model, command)))
