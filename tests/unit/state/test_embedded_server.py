@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 
 import pytest
@@ -29,3 +30,8 @@ def test_nobody_else_is_given_the_servers_port_before_it_listens(monkeypatch: py
 
 def _place(url: str) -> tuple[str, int]:
     return "127.0.0.1", int(url.rpartition(":")[2].partition("/")[0])
+
+
+def test_an_interrupt_at_the_terminal_does_not_reach_the_server() -> None:
+    with embedded.embedded_server("hush") as (_, pid):
+        assert os.getpgid(pid) != os.getpgid(0)
