@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
-from collections.abc import AsyncIterator, Awaitable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from os import getpid
 from typing import TypeVar
@@ -62,8 +63,9 @@ class ServiceProcess:
         """Serve and be READY while the block lasts; then DRAINING until running requests have ended, or too long."""
         policy = self.config.server_policy()
         async with serve(services, self.listen, self.meter, policy, clock=self.clock, tracer=self.tracer):
-            await self.registration.set_state(WorkerState.READY)
-            yield
+            with _kept_from_collections():
+                await self.registration.set_state(WorkerState.READY)
+                yield
             await self.registration.set_state(WorkerState.DRAINING)
 
     async def unless_stopped(self, work: Awaitable[T]) -> T:
@@ -123,6 +125,18 @@ async def service_process(
                     stopping,
                 )
     log.info("ended", extra={"id": process_id})
+
+
+@contextmanager
+def _kept_from_collections() -> Iterator[None]:
+    """What the start has made stays to the end. A full collection that goes through it, all modules and messages, would
+    hold up every stream for 30 to 60 ms."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @asynccontextmanager
