@@ -10,9 +10,7 @@ from contextlib import suppress
 from baton.core.errors import TransferRejected, TransportUnavailable
 from baton.core.types import KvFormat
 from baton.engine.native.block_copy import best_block_copy
-from baton.engine.sharedpool import MADV_POPULATE_WRITE, copy_block, packed_digest, seal, spread_block
-
-_STATUS_BLOCK = 512  # bytes, whatever the file system's are
+from baton.engine.sharedpool import MADV_POPULATE_WRITE, copy_block, is_resident, packed_digest, seal, spread_block
 
 
 class OwnPool:
@@ -28,13 +26,13 @@ class OwnPool:
         self._layout = layout
         self._block_copy = best_block_copy()
         try:
-            is_resident = (status := os.fstat(fd)).st_blocks * _STATUS_BLOCK >= status.st_size
-            self._map = mmap.mmap(fd, status.st_size)
+            has_pages = is_resident(fd)
+            self._map = mmap.mmap(fd, os.fstat(fd).st_size)
             seal(fd)
         except (OSError, ValueError) as error:
             os.close(fd)
             raise TransportUnavailable(f"shared memory: the engine's pool cannot be mapped: {error}") from error
-        if is_resident:
+        if has_pages:
             with suppress(OSError):  # before Linux 5.14 they come one by one
                 self._map.madvise(MADV_POPULATE_WRITE)
         self._blocks = memoryview(self._map)

@@ -24,12 +24,19 @@ _SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW, _SEAL_FUTURE_WRITE = 0x1, 0x2, 0x4, 0x10
 MADV_POPULATE_READ, MADV_POPULATE_WRITE = 22, 23  # <linux/mman.h>
 _SIZE_SEALS = _SEAL_SHRINK | _SEAL_GROW
 _SEALS = _SIZE_SEALS | _SEAL_FUTURE_WRITE | _SEAL_SEAL
+_STATUS_BLOCK = 512  # bytes, whatever the file system's are
 
 Written = Callable[[Sequence[int]], None]
 
 
 def _ignore(blocks: Sequence[int]) -> None:
     """For pools whose runner need not know."""
+
+
+def is_resident(fd: int) -> bool:
+    """Whether a pool has all of its pages already."""
+    status = os.fstat(fd)
+    return status.st_blocks * _STATUS_BLOCK >= status.st_size
 
 
 class PoolMemory:
@@ -89,8 +96,12 @@ class MappedPool:
 
     def touch(self, begin: int, size: int) -> int:
         """Have these pages now: whoever reads one for the first time waits longer than its copying takes. Returns where
-        to go on, which is the pool's end when nothing is left to do. ``begin`` and ``size`` are whole pages."""
+        to go on, which is the pool's end when nothing is left to do. ``begin`` and ``size`` are whole pages.
+
+        A pool whose owner takes its pages as it needs them is left alone: they would all be taken for it here."""
         end = min(begin + size, len(self.view))
+        if not is_resident(self.fd):
+            return len(self.view)
         try:
             self._map.madvise(MADV_POPULATE_READ, begin, end - begin)
         except OSError:  # before Linux 5.14 they come one by one

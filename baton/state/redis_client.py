@@ -25,6 +25,7 @@ from baton.state.config import StateConfig
 
 T = TypeVar("T")
 LOOKS = 4  # at what has arrived, within one budget
+_CLOSED = "the handler is closed"  # uvloop: of a connection that was reset, which redis-py does not look for
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,10 @@ async def while_heard(call: Callable[[Callable[[], None]], Awaitable[T]], patien
         raise StateUnavailable(f"{what}: {error}") from error
     except (RedisError, OSError) as error:
         raise StateUnavailable(f"{what}: Redis is away: {error}") from error
+    except RuntimeError as error:
+        if _CLOSED not in str(error):
+            raise
+        raise StateUnavailable(f"{what}: Redis is away: the connection was reset") from error
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from importlib import resources
+from typing import cast
 
 from redis.asyncio import Redis
 
@@ -20,19 +21,26 @@ log = logging.getLogger(__name__)
 class RedisRegistry:
     """One key a process, ``<namespace>:process:<id>``, which expires with its lease.
 
-    Nothing is kept beside those keys, so a Redis that restarts empty is whole again after one heartbeat of everyone.
+    Their ids are in the sorted set ``<namespace>:processes``: a walk over all keys would take the longer, the more
+    requests were admitted lately. Each heartbeat writes all of its process, so a Redis that restarts empty is whole
+    again after one of everyone.
     """
 
     def __init__(self, client: Redis, config: StateConfig) -> None:
         self._client = client
         self._config = config
         self._prefix = f"{config.namespace}:process:"
-        self._deregister = resources.files("baton.state").joinpath("deregister.lua").read_text(encoding="utf-8")
+        self._index = f"{config.namespace}:processes"
+        self._register, self._deregister = (
+            resources.files("baton.state").joinpath(f"{name}.lua").read_text(encoding="utf-8")
+            for name in ("register", "deregister")
+        )
 
     async def register(self, record: ProcessRecord, ttl: float) -> None:
         lease_ms = max(1, int(ttl * 1000))
-        call = self._client.set(self._prefix + record.id, encode_record(record), px=lease_ms)
-        await within_budget(call, self._config, f"register {record.id}")
+        key, data = self._prefix + record.id, encode_record(record)
+        call = self._client.eval(self._register, 2, self._index, key, record.id, data, lease_ms)  # pyright: ignore
+        await within_budget(call, self._config, f"register {record.id}")  # pyright: ignore
 
     async def deregister(self, process_id: str, epoch: int) -> None:
         await within_budget(self._compare_and_delete(process_id, epoch), self._config, f"deregister {process_id}")
@@ -42,10 +50,11 @@ class RedisRegistry:
 
     async def _compare_and_delete(self, process_id: str, epoch: int) -> None:
         key, expected = self._prefix + process_id, str(epoch)
-        await self._client.eval(self._deregister, 1, key, expected)  # pyright: ignore
+        await self._client.eval(self._deregister, 2, self._index, key, process_id, expected)  # pyright: ignore
 
     async def _read_all(self) -> list[ProcessRecord]:
-        keys = sorted([key async for key in self._client.scan_iter(match=self._prefix + "*", count=500)])  # pyright: ignore
+        ids = cast("list[bytes]", await self._client.zrange(self._index, 0, -1))  # pyright: ignore
+        keys = sorted(self._prefix + process_id.decode() for process_id in ids)
         values = await self._client.mget(keys) if keys else []  # pyright: ignore
         found: list[ProcessRecord] = []
         for key, value in zip(keys, values, strict=True):  # pyright: ignore
@@ -54,7 +63,7 @@ class RedisRegistry:
             try:
                 found.append(decode_record(value))  # pyright: ignore
             except ValueError as error:
-                log.warning("registry entry ignored", extra={"key": str(key), "error": str(error)})  # pyright: ignore
+                log.warning("registry entry ignored", extra={"key": key, "error": str(error)})
         return found
 
 

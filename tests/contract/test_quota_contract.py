@@ -209,6 +209,23 @@ def test_a_reserve_that_arrives_after_its_own_end_changes_nothing(in_each_world:
     in_each_world(body)
 
 
+def test_a_reserve_that_arrives_after_its_own_end_takes_nobody_elses_over(in_each_world: InWorlds) -> None:
+    """Whether the other one's reserve came after that end or before it."""
+
+    async def body(world: World) -> None:
+        order = claim(account(Limits(concurrency=1)))
+        early, other, late = order, owned_by(order, "other"), owned_by(order, "late")
+        await world.quota.release(early)
+        await world.quota.reserve(other)
+        assert await world.quota.release(late) is SettleOutcome.SUPERSEDED
+        for each in (early, late):
+            with pytest.raises(InvalidRequest, match="this admission of 'req-1' has ended"):
+                await world.quota.reserve(each)
+        assert await world.quota.settle(other, Delivered(10, 0, 5)) is SettleOutcome.SETTLED
+
+    in_each_world(body)
+
+
 def test_a_released_claim_leaves_no_trace(in_each_world: InWorlds) -> None:
     payer = account(MINUTES)
 

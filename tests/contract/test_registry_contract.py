@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+from redis.asyncio import Redis
 
 from baton.core.api import RegistryApi
 from baton.core.clock import SystemClock
@@ -123,6 +124,49 @@ def test_deregister_spares_a_successor(check: Callable[..., None]) -> None:
         assert list(await registry.processes()) == []
 
     check(body)
+
+
+def test_reading_the_registry_takes_two_commands_whatever_else_redis_keeps(server: tuple[str, int]) -> None:
+    """Thousands of admissions a second leave each a key for minutes."""
+
+    async def body() -> None:
+        namespace = f"test-{os.urandom(4).hex()}"
+        config = StateConfig(url=server[0], password="secret", namespace=namespace, timeout_ms=2000)
+        async with connect(config) as client:
+            await client.mset({f"{namespace}:{{umbrella}}:quota:r:acme/{number}": "" for number in range(3_000)})
+            registry = RedisRegistry(client, config)
+            await registry.register(RECORD, 30)
+            before = await commands(client)
+            assert list(await registry.processes()) == [RECORD]
+            assert await commands(client) - before == 2
+
+    asyncio.run(body())
+
+
+async def commands(client: Redis) -> int:
+    """That the server has been sent before, this one left out."""
+    stats = await client.info("commandstats")
+    return sum(stats[name]["calls"] for name in stats if name != "cmdstat_info")
+
+
+def test_a_process_that_died_is_forgotten_when_another_one_registers(server: tuple[str, int]) -> None:
+    async def body() -> None:
+        namespace = f"test-{os.urandom(4).hex()}"
+        config = StateConfig(url=server[0], password="secret", namespace=namespace, timeout_ms=2000)
+        async with connect(config) as client:
+            registry = RedisRegistry(client, config)
+            await registry.register(RECORD, 0.02)
+            async with asyncio.timeout(10):
+                while await registry.processes():
+                    await asyncio.sleep(0.005)
+            other = replace(RECORD, id="decode-1")
+            await registry.register(other, 30)
+            assert len(await client.keys(f"{namespace}:*")) == 2, "its record and the index"
+            assert await client.zrange(f"{namespace}:processes", 0, -1) == [b"decode-1"]
+            await registry.deregister(other.id, other.epoch)
+            assert await client.keys(f"{namespace}:*") == []
+
+    asyncio.run(body())
 
 
 def test_frozen_server_costs_no_more_than_the_budget() -> None:

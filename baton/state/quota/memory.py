@@ -138,7 +138,7 @@ class MemoryQuota:
         member = check_claim(claim)
         books, now = self._of(claim), self._now()
         self._expire_due(books, now)
-        if self._ended(books, member, claim.owner) is SettleOutcome.ALREADY:
+        if self._ended(books, member, claim.owner) is not None:
             raise has_ended(claim)
         drawn = self._drawn(claim.account, claim.model, now)
         known = books.reservations.get(member)
@@ -159,7 +159,7 @@ class MemoryQuota:
         for name, bucket in drawn.flows:
             flow = books.flows.get(name, FlowCounters())
             books.flows[name] = debited(bucket, flow, cost.requests, now)
-        if known is not None:
+        if known is not None and known.claim.owner != claim.owner:
             books.ended[member, known.claim.owner] = SettleOutcome.SUPERSEDED, now + self._remember
         lease_end = now + round(claim.lease_seconds * MICROSECONDS)
         books.reservations[member] = _Reservation(claim, drawn, cost, charged, now, lease_end)
@@ -208,8 +208,9 @@ class MemoryQuota:
 
     def _take_over(self, books: _Books, known: _Reservation, claim: QuotaClaim, drawn: _Drawn, now: int) -> QuotaGrant:
         member = check_claim(claim)
-        books.ended[member, known.claim.owner] = SettleOutcome.SUPERSEDED, now + self._remember
-        known.claim = replace(known.claim, owner=claim.owner)
+        if known.claim.owner != claim.owner:
+            books.ended[member, known.claim.owner] = SettleOutcome.SUPERSEDED, now + self._remember
+            known.claim = replace(known.claim, owner=claim.owner)
         known.lease_end = now + round(claim.lease_seconds * MICROSECONDS)
         return QuotaGrant(_standing(books, drawn, now), taken_over=True)
 
@@ -238,6 +239,7 @@ class MemoryQuota:
         elif ended is not None:
             return ended
         elif known is not None:
+            books.ended[member, claim.owner] = SettleOutcome.SUPERSEDED, now + self._remember
             return SettleOutcome.SUPERSEDED
         elif charge_unreserved:
             self._charge(books, claim, total, now)

@@ -6,7 +6,8 @@
 -- Answers doubles: status, now, and where it has counters to tell the cost (requests, input, output), and the counters
 -- of each scope's planned windows. Status: granted, with what was debited and the counters after it; refused, with what
 -- would have been debited, or taken (an open reservation of the same request and size), with the counters as they are;
--- in use (of another size); elsewhen (the windows do not hold the server's time); ended (this very admission has).
+-- in use (of another size); elsewhen (the windows do not hold the server's time); ended (this very admission has, or
+-- another one has taken its place).
 
 local GRANTED, REFUSED, TAKEN, IN_USE, ELSEWHEN, ENDED = 0, 1, 2, 3, 4, 5
 local DUE = 16
@@ -22,10 +23,11 @@ if due[1] then
 end
 
 local values = redis.call('MGET', unpack(KEYS, 2))
-if values[1] == string.char(DONE) .. owner then
+local member = string.sub(KEYS[2], #prefix + 3)
+if values[1] and (values[1] == string.char(DONE) .. owner
+  or redis.call('EXISTS', prefix .. 'd:' .. member .. '\n' .. owner) == 1) then
   return struct.pack('dd', ENDED, now)
 end
-local member = string.sub(KEYS[2], #prefix + 3)
 local known = values[1] and parsed(values[1])
 local requests, input, output = 1, asked_input, asked_output
 local charged = nil
@@ -74,8 +76,10 @@ for position = 1, #keys do
 end
 
 if known and known.state == OPEN then
-  redis.call('SET', prefix .. 'd:' .. member .. '\n' .. known.owner, 'superseded', 'PX', kept)
-  known.owner = owner
+  if known.owner ~= owner then
+    redis.call('SET', prefix .. 'd:' .. member .. '\n' .. known.owner, 'superseded', 'PX', kept)
+    known.owner = owner
+  end
   write(KEYS[2], known)
   redis.call('ZADD', KEYS[1], now + lease, member)
   return struct.pack('ddddd', TAKEN, now, requests, input, output) .. packed(counters)
@@ -121,9 +125,9 @@ for _ = 1, #keys do
   base, at = place - 1, limits
 end
 local text = keep(keys, counters, others, plan)
-if known then
+if known and known.owner ~= owner then
   redis.call('SET', prefix .. 'd:' .. member .. '\n' .. known.owner, 'superseded', 'PX', kept)
-elseif values[1] then
+elseif not known and values[1] then
   redis.call('SET', prefix .. 'd:' .. member .. '\n' .. string.sub(values[1], 2), 'already', 'PX', kept)
 end
 write(KEYS[2], { state = OPEN, numbers = numbers, owner = owner, rest = ARGV[2] .. '\n' .. table.concat(keys, '\n') })

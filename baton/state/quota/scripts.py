@@ -76,7 +76,8 @@ class Scripts:
         return await answer
 
     async def _send_all(self) -> None:
-        """Lives as long as somebody waits."""
+        """Lives as long as somebody waits; whatever ends it, nobody does afterwards."""
+        batch: list[_Call] = []
         try:
             while self._waiting:
                 batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
@@ -84,15 +85,17 @@ class Scripts:
                 try:
                     await self._send(batch)
                 except StateUnavailable as error:
-                    self._fail([*batch, *self._waiting], error)
-                    self._waiting.clear()
+                    self._fail(batch, error)
         finally:
             self._sender = None
+            self._fail(batch, StateUnavailable("the sending has ended"))
 
-    def _fail(self, calls: Sequence[_Call], error: StateUnavailable) -> None:
-        for call in calls:
+    def _fail(self, batch: Sequence[_Call], error: StateUnavailable) -> None:
+        """And all that wait behind it."""
+        for call in (*batch, *self._waiting):
             if not call.answer.done():
                 call.answer.set_exception(StateUnavailable(f"quota {call.name}: {error.message}"))
+        self._waiting.clear()
 
     async def _send(self, batch: Sequence[_Call]) -> None:
         answers = await self._answers(batch)

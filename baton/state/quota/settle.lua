@@ -12,11 +12,17 @@ end
 local member, numbers = string.sub(KEYS[2], #prefix + 3), doubles(ARGV[3])
 local r = text and parsed(text)
 if not r or r.owner ~= owner then
-  local ended = redis.call('GET', prefix .. 'd:' .. member .. '\n' .. owner) or r and 'superseded'
-  if not ended and numbers[1] == 0 then
+  local key = prefix .. 'd:' .. member .. '\n' .. owner
+  local ended = redis.call('GET', key)
+  if ended then
+    return ended
+  elseif r then
+    redis.call('SET', key, 'superseded', 'PX', numbers[CHARGE + 1])
+    return 'superseded'
+  elseif numbers[1] == 0 then
     ending().remember(text, member, owner, numbers[CHARGE + 1])
   end
-  return ended or 'missing'
+  return 'missing'
 end
 ending().close(member, r, numbers, ARGV[2], r.state == OPEN and 'settled' or 'late')
 redis.call('SET', KEYS[2], string.char(DONE) .. owner, 'PX', numbers[CHARGE + 1])

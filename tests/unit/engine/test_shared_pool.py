@@ -56,9 +56,7 @@ def test_whoever_is_handed_a_pool_can_neither_write_to_it_nor_shrink_it() -> Non
 
 
 def test_a_mapped_pool_that_is_touched_piece_by_piece_is_read_as_before() -> None:
-    memory = PoolMemory(400, LAYOUT)
-    memory.view[-SIZE:] = b"\5" * SIZE
-    seal(memory.fd)
+    memory = pool_of(400)
     mapped, piece = MappedPool(os.dup(memory.fd)), 4 * mmap.PAGESIZE
     at, stops = 0, list[int]()
     while at < len(mapped.view):
@@ -67,6 +65,20 @@ def test_a_mapped_pool_that_is_touched_piece_by_piece_is_read_as_before() -> Non
     assert stops[-1] == len(mapped.view)
     assert len(stops) in (1, -(-len(mapped.view) // piece)), "one where the system cannot do it"
     assert bytes(mapped.view) == bytes(memory.view)
+    mapped.unmap()
+    memory.close()
+
+
+def test_a_mapped_pool_that_its_owner_fills_bit_by_bit_is_not_made_resident_by_touching_it() -> None:
+    """A reader would cost its host all the memory that the owner has not needed yet."""
+    memory = PoolMemory(400, LAYOUT)
+    memory.view[-SIZE:] = b"\5" * SIZE
+    seal(memory.fd)
+    before = resident_bytes(memory)
+    mapped = MappedPool(os.dup(memory.fd))
+    assert mapped.touch(0, len(mapped.view)) == len(mapped.view)
+    assert resident_bytes(memory) == before < len(mapped.view)
+    assert bytes(mapped.view[-SIZE:]) == b"\5" * SIZE
     mapped.unmap()
     memory.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
@@ -83,6 +84,22 @@ def test_whoever_waits_behind_a_batch_without_an_answer_fails_with_it() -> None:
         assert client.batches == [BATCH], "nobody was sent after the first batch"
 
     run(body, budget=0.02)
+
+
+def test_a_bug_in_the_sending_leaves_nobody_waiting(caplog: pytest.LogCaptureFixture) -> None:
+    async def body(scripts: Scripts, client: WatchedRedis) -> None:
+        async def broken() -> None:
+            raise LookupError("a bug")
+
+        client.connection_pool.get_connection = broken  # type: ignore[method-assign]
+        async with asyncio.timeout(20):
+            calls = (renew(scripts, f"a{number}") for number in range(BATCH + 1))
+            failed = await asyncio.gather(*calls, return_exceptions=True)
+        assert {type(error) for error in failed} == {StateUnavailable}
+
+    run(body)
+    gc.collect()
+    assert "LookupError: a bug" in caplog.text, "it is told where bugs are told"
 
 
 def test_a_server_that_answers_again_is_asked_again() -> None:
