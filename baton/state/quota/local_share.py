@@ -1,6 +1,7 @@
 """What one gateway may admit by itself while the shared counters are away, so that all together admit no more than all.
 
-It takes its part of what was left of a window when it last heard of it: a day that is nearly used up stays so. Of a
+It takes its part of what was left of a window when it last heard of it: a day that is nearly used up stays so, as far
+as the gateways heard of it at about the same time; their parts of the limit bound what they admit in any case. Of a
 window that it heard nothing of, as of each one that begins meanwhile, it takes its part of the limit. Concurrency and
 bursts are parts of the limit, too: what is in progress ends, and a burst refills, without anybody's telling.
 """
