@@ -49,7 +49,7 @@ def _running(port: int, password: str, log: IO[bytes] | int) -> Iterator[int]:
         stdin=subprocess.PIPE,
         stdout=log,
         stderr=subprocess.STDOUT,
-        start_new_session=True,  # Ctrl-C reaches its starter alone, whose services need the server until they have ended
+        start_new_session=True,  # Ctrl-C reaches its starter alone, whose services need it to the end
     )
     try:
         assert process.stdin is not None
