@@ -143,7 +143,7 @@ def throughput(url: str, pid: int, plan: QuotaPlan) -> dict[str, Any]:
     command = [sys.executable, "-m", "bench.quota", "--gateway", url, json.dumps(asdict(plan))]
     gateways = [subprocess.Popen([*command, f"g{number}"], stdout=subprocess.PIPE) for number in range(plan.gateways)]
     seconds = [float(gateway.communicate()[0]) for gateway in gateways]
-    used = _cpu_seconds(server) - before
+    used = max(_cpu_seconds(server) - before, 1 / os.sysconf("SC_CLK_TCK"))  # it is counted in ticks
     admissions = plan.gateways * plan.admissions
     return {
         "admissions_per_second": admissions / max(seconds),
