@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -19,12 +20,15 @@ SAMPLED = Sampling(temperature=0.8, seed=7)
 
 class FillingContract(DirectiveContract):
     def test_a_request_whose_blocks_were_filled_by_its_front_answers_the_same(self) -> None:
+        self._at_each_length(self._compare_filled)
+
+    def _at_each_length(self, compare: Callable[[EngineClient, EngineClient, int], Awaitable[None]]) -> None:
         async def main() -> None:
             async with self.open(self.config(max_step_tokens=7)) as source, self.open(self.config()) as target:
-                if target.pool is None:
+                if source.pool is None:
                     pytest.skip("this engine's pool is not shared memory")
                 for length in (1, self.block_size, 3 * self.block_size + 1):
-                    await self._compare_filled(source, target, length)
+                    await compare(source, target, length)
                 await assert_idle(source)
                 await assert_idle(target)
 
@@ -50,18 +54,11 @@ class FillingContract(DirectiveContract):
         assert [c.logprobs for c in rest] == [c.logprobs for c in expected[1:]]
 
     def test_a_request_whose_blocks_were_copied_out_of_another_pool_answers_the_same(self) -> None:
-        async def main() -> None:
-            async with self.open(self.config(max_step_tokens=7)) as source, self.open(self.config()) as target:
-                if source.pool is None:
-                    pytest.skip("this engine's pool is not shared memory")
-                for length in (1, self.block_size, 3 * self.block_size + 1):
-                    await self._compare_copied(source, source.pool.view, target, length)
-                await assert_idle(source)
-                await assert_idle(target)
+        self._at_each_length(self._compare_copied)
 
-        asyncio.run(main())
-
-    async def _compare_copied(self, source: EngineClient, pool: memoryview, target: EngineClient, length: int) -> None:
+    async def _compare_copied(self, source: EngineClient, target: EngineClient, length: int) -> None:
+        assert source.pool is not None
+        pool = source.pool.view
         wanted = request(prompt(length, length), sampling=SAMPLED, logprobs=2)
         expected = await answer(source, wanted)
         count, layout = -(-length // self.block_size), source.card.format
