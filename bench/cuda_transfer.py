@@ -5,14 +5,15 @@ out of it: by the kernel without and with digests, by the copy engines, for diff
 moves as many bytes between the two. Times are between CUDA events, medians; bytes are counted once. Before anything is
 measured, what arrives is compared with what was there, by digests and bit by bit.
 
-With two GPUs or more everything is measured on one and from the first to the second. ``--parts hand-overs`` measures
-whole hand-overs: real engines, fronts and gRPC between them (see ``bench.transfer``), with checksums and without any:
-what they cost where nothing is left out.
+With two GPUs or more everything is measured on one and from the first to the second, or between those of ``--pairs``.
+``--parts hand-overs`` measures whole hand-overs: real engines, fronts and gRPC between them (see ``bench.transfer``),
+with checksums and without any: what they cost where nothing is left out. The file is written after each of them.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import shlex
 import sys
@@ -33,6 +34,7 @@ MIB = 1 << 20
 MESSAGE_MIB = (1, 16, 256)
 PROMPTS = (512, 2048, 8192)
 DEVICE_TRANSPORTS = ("cuda-ipc", "nccl")
+CHECKSUMS = ("full", "off")
 CTAS = (8, 16, 32, 48, 64, 96, 132, 264, 396)
 NCCL_CTAS = (8, 16, 32)
 COPIES, HAND_OVERS = "copies", "hand-overs"
@@ -43,6 +45,8 @@ class CopyPlan:
     repeats: int
     parts: tuple[str, ...]
     transports: tuple[str, ...]  # of whole hand-overs
+    checksums: tuple[str, ...]  # likewise
+    pairs: tuple[tuple[int, int], ...]  # of GPUs; empty: one, and the first two where there are two
     output: Path | None
     command: str
 
@@ -124,7 +128,7 @@ def run(plan: CopyPlan) -> dict[str, Any]:
     count = _gpus()
     if not count:
         raise SystemExit("cuda_transfer: needs a GPU")
-    pairs = [(0, 0)] + ([(0, 1)] if count > 1 else [])
+    pairs = plan.pairs or ((0, 0), (0, 1))[:count]
     document: dict[str, Any] = {
         "command": plan.command,
         "hardware": hardware(),
@@ -135,8 +139,16 @@ def run(plan: CopyPlan) -> dict[str, Any]:
     if COPIES in plan.parts:
         document["pairs"] = [measure_pair(source, target, plan.repeats) for source, target in pairs]
     if HAND_OVERS in plan.parts:
-        document["hand_overs"] = [_hand_overs(pair, checksums, plan) for pair in pairs for checksums in ("full", "off")]
+        document["hand_overs"] = []
+        for pair, checksums in itertools.product(pairs, plan.checksums):
+            document["hand_overs"].append(_hand_overs(pair, checksums, plan))
+            _write(plan, document)
     return document
+
+
+def _write(plan: CopyPlan, document: dict[str, Any]) -> None:
+    if plan.output is not None:
+        plan.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def _hand_overs(gpus: tuple[int, int], checksums: str, plan: CopyPlan) -> dict[str, Any]:
@@ -157,19 +169,33 @@ def plan_of(argv: Sequence[str]) -> CopyPlan:
     parser.add_argument(
         "--transports", nargs="+", choices=DEVICE_TRANSPORTS, default=DEVICE_TRANSPORTS, help="of hand-overs"
     )
+    parser.add_argument("--checksums", nargs="+", choices=CHECKSUMS, default=CHECKSUMS, help="of hand-overs")
+    parser.add_argument("--pairs", nargs="+", type=_pair, default=(), metavar="GPU,GPU", help="from one to the other")
     parser.add_argument("--output", type=Path, help="JSON file to write; standard output without it")
     arguments = parser.parse_args(argv)
     command = shlex.join(["python", "-m", "bench.cuda_transfer", *argv])
-    return CopyPlan(arguments.repeats, tuple(arguments.parts), tuple(arguments.transports), arguments.output, command)
+    return CopyPlan(
+        arguments.repeats,
+        tuple(arguments.parts),
+        tuple(arguments.transports),
+        tuple(arguments.checksums),
+        tuple(arguments.pairs),
+        arguments.output,
+        command,
+    )
+
+
+def _pair(text: str) -> tuple[int, int]:
+    source, target = map(int, text.split(","))
+    return source, target
 
 
 def main() -> int:
     plan = plan_of(sys.argv[1:])
-    text = json.dumps(run(plan), indent=1)
+    document = run(plan)
+    _write(plan, document)
     if plan.output is None:
-        print(text)
-    else:
-        plan.output.write_text(text + "\n", encoding="utf-8")
+        print(json.dumps(document, indent=1))
     return 0
 
 
