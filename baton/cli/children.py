@@ -1,4 +1,7 @@
-"""The processes of a local stack: started on loopback, tied to the launcher's life, stopped in order."""
+"""The processes of a local stack: started on loopback, tied to the launcher's life, stopped in order.
+
+All in one session, so that none waits behind the others longer than its share (``baton.state.embedded`` says more).
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,7 @@ def started(
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     env=os.environ | secrets | seen | {"GOMP_SPINCOUNT": "0"},
-                    start_new_session=True,  # Ctrl-C reaches the launcher alone, which then drains in order
+                    process_group=0,  # Ctrl-C reaches the launcher alone, which then drains in order
                 )
             children.append(Child(role, process_id, process, Path(output.name)))
         yield children
