@@ -1,4 +1,4 @@
-"""What gateways that died had delivered, told by others: charged once, to whom it is still due, and nobody disturbed."""
+"""What gateways that died had delivered, told by others: charged once, where it is still due, nobody disturbed."""
 
 from __future__ import annotations
 
