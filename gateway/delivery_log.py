@@ -44,12 +44,12 @@ _NOTHING = memoryview(bytes(WORD_BYTES * (CLAIMED - DELIVERED))).cast("Q")
 
 
 class _Piece:
-    """A part of the file, mapped. ``words`` are stored one at a time, whole."""
+    """A part of the file, mapped as long as a slot of it is known: a request may outlive the log at the end of its
+    process. ``words`` are stored one at a time, whole."""
 
     def __init__(self, descriptor: int, offset: int) -> None:
         self.bytes = mmap.mmap(descriptor, PIECE, offset=offset)
-        self._view = memoryview(self.bytes)
-        self.words: memoryview[int] = self._view.cast("Q")
+        self.words: memoryview[int] = memoryview(self.bytes).cast("Q")
 
     def write(self, at: int, identity: SlotIdentity) -> None:
         """Into the free slot whose first word is ``at``: the seal last."""
@@ -59,11 +59,6 @@ class _Piece:
         words[at + LENGTH] = len(identity.text)
         self.bytes[text : text + len(identity.text)] = identity.text
         words[at + SEAL] = identity.seal
-
-    def close(self) -> None:
-        self.words.release()
-        self._view.release()
-        self.bytes.close()
 
 
 class DeliverySlot:
@@ -97,7 +92,6 @@ class DeliveryLog:
     def __init__(self, descriptor: int, meter: Meter) -> None:
         self._descriptor = descriptor
         self._end = PAGE
-        self._pieces: list[_Piece] = []
         self._free: list[tuple[_Piece, int]] = []  # and the first word of a slot in it
         self._taken = 0
         self._is_full = False
@@ -171,13 +165,10 @@ class DeliveryLog:
                 os.ftruncate(self._descriptor, self._end)
             raise
         self._end += PIECE
-        self._pieces.append(piece)
         self._free += [(piece, at) for at in reversed(range(0, PIECE // WORD_BYTES, SLOT // WORD_BYTES))]
 
     def _close(self, path: Path) -> None:
         """What Redis was not told of stays, for whoever takes the file over."""
-        for piece in self._pieces:
-            piece.close()
         if self._taken:
             log.warning("delivery log left behind: Redis was not told of all", extra={"streams": self._taken})
         else:

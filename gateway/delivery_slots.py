@@ -43,7 +43,11 @@ class SlotIdentity:
     def of(cls, organisation: str, progress: Progress, claimed: tuple[int, int]) -> SlotIdentity | None:
         """Of what a reservation is told by; None if it is too long for a slot."""
         text = "\n".join((organisation, progress.tenant, progress.request_id, progress.owner)).encode()
-        return cls(_seal(claimed, text), claimed, text) if len(text) <= SLOT - TEXT else None
+        return cls.sealed(claimed, text) if len(text) <= SLOT - TEXT else None
+
+    @classmethod
+    def sealed(cls, claimed: tuple[int, int], text: bytes) -> SlotIdentity:
+        return cls(_seal(claimed, text), claimed, text)
 
 
 @dataclass(frozen=True, slots=True)
