@@ -174,6 +174,7 @@ class DeliveryLog:
         else:
             with suppress(OSError):
                 path.unlink()
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # what is still mapped would keep it
         os.close(self._descriptor)
 
 

@@ -9,6 +9,7 @@ import sys
 from itertools import groupby
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -90,7 +91,7 @@ def test_a_process_that_dies_while_it_takes_a_slot_leaves_no_half_of_it(tmp_path
     """Looked at before each line that writes into the slot, in which another, longer one was before."""
     seen: list[Slots] = []
 
-    def look(frame: FrameType, event: str, _: object) -> object:
+    def look(frame: FrameType, event: str, _: object) -> Any:
         if event == "call" and frame.f_code.co_name not in ("write", "free"):
             return None
         if event == "line":
