@@ -26,10 +26,10 @@ from tests.launched import RunningStack, prompt_request, running_stack
 from tests.tenants import Tenants, delivered, tenants_at
 
 STREAMS = 4  # at each gateway
-LENGTH = 400
+LENGTH = 150
 ASK = replace(prompt_request(range(10, 26), LENGTH), stop=StopRules(ignore_eos=True))
 LEASE = ("gateway.quota_lease_seconds=900", "gateway.quota_renew_seconds=300")
-SETTINGS = ("state.quota_budget_ms=20000", "gateway.planner_budget_ms=20000", "engine.fake_step_ms=25")
+SETTINGS = ("state.quota_budget_ms=20000", "gateway.planner_budget_ms=20000", "engine.fake_step_ms=50")
 LIMITS = Limits(tokens_per_day=10**9, concurrency=10**4)
 PERSISTENT = ResumePolicy(attempts=50, attempts_unanswered=50, first_pause=0.05, longest_pause=0.2)
 UNASSISTED = ResumePolicy(attempts=0, attempts_unanswered=0)
