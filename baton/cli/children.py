@@ -107,7 +107,11 @@ def _local_defaults(config: Path | None, state_dir: StateDir) -> list[str]:
     """The launcher's own defaults, but for keys that the user's file or environment sets."""
     layers = [*(file_settings(config) if config else ()), *environment_settings(os.environ)]
     taken = {f"{setting.section}.{setting.key}" for setting in layers}
-    defaults = (*LOCAL_DEFAULTS, f"kvtransfer.tier_directory={state_dir.tier}")
+    directories = (
+        f"kvtransfer.tier_directory={state_dir.tier}",
+        f"gateway.delivery_log_directory={state_dir.deliveries}",
+    )
+    defaults = (*LOCAL_DEFAULTS, *directories)
     return [flag for flag in defaults if flag.partition("=")[0] not in taken]
 
 
