@@ -70,8 +70,10 @@ def _loop(core: EngineCore, runner: Runner, channel: SyncChannel, clock: Clock, 
             is_readable = clock.now() < last_intake and inbox.is_readable(0.0)
         core.look()
         core.admit()
-        if was_told or core.has_news:
+        if was_told:
             channel.send(core.report())
+        elif core.has_news:
+            channel.send(core.news())
         if core.run():
             channel.send(core.report())
         core.add_busy(clock.now() - awake)
@@ -91,7 +93,7 @@ def _serve_copies(core: EngineCore, inbox: Inbox, channel: SyncChannel) -> None:
         core.handle(command)
     core.look()
     if core.has_news:
-        channel.send(core.report())
+        channel.send(core.news())
 
 
 def _announce(runner: Runner, core: EngineCore, channel: SyncChannel, descriptors: Descriptors) -> None:

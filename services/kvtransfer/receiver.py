@@ -130,9 +130,12 @@ class KvReceiver:
 
     async def offer(self, chunk: KvChunk) -> None:
         began = self._clock.now()
-        with self._counting_failures(_label(chunk)):
+        try:
             transport = self._transport(transport_of(chunk))
             tokens = await self._store(transport, chunk)
+        except BatonError as error:
+            self._series.failed(_label(chunk), error.reason)
+            raise
         size = tokens * self._identity.format.token_bytes
         self._series.received(transport.name, size, self._clock.now() - began)
 
