@@ -69,11 +69,11 @@ def _loop(core: EngineCore, runner: Runner, channel: SyncChannel, clock: Clock, 
             was_told |= not isinstance(command, DeviceCommand)  # those only begin something, or are refused
             is_readable = clock.now() < last_intake and inbox.is_readable(0.0)
         core.look()
-        core.admit()
-        if was_told:
-            channel.send(core.report())
-        elif core.has_news:
+        if core.has_news and not was_told:  # who waits for a copy waits for nothing else
             channel.send(core.news())
+        core.admit()
+        if was_told or core.has_news:
+            channel.send(core.report())
         if core.run():
             channel.send(core.report())
         core.add_busy(clock.now() - awake)

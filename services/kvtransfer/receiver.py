@@ -141,14 +141,18 @@ class KvReceiver:
 
     async def confirm(self, confirmation: KvConfirmation) -> None:
         ticket, blocks = confirmation.ticket, (confirmation.first_block, confirmation.block_count)
-        with self._counting_failures(NO_TRANSPORT):
+        transport = NO_TRANSPORT
+        try:
             while confirmation.checksums and not self._book.has_acknowledged(ticket, *blocks):
                 await self._deliveries[ticket].news()
-        delivery = self._deliveries.get(ticket)
-        with self._counting_failures(NO_TRANSPORT if delivery is None else delivery.transport):
+            delivery = self._deliveries.get(ticket)
             if delivery is not None:
+                transport = delivery.transport
                 delivery.late_checksums.verify(confirmation)
             self._book.confirm(ticket, *blocks)
+        except BatonError as error:
+            self._series.failed(transport, error.reason)
+            raise
 
     async def _store(self, transport: Incoming, chunk: KvChunk) -> int:
         """The number of tokens that came."""
