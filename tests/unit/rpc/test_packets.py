@@ -98,6 +98,16 @@ def test_offers_and_confirmations_arrive_as_they_were_sent() -> None:
     run(scenario)
 
 
+def test_an_offer_goes_when_it_is_called_and_not_when_it_is_awaited() -> None:
+    async def scenario(pair: Pair) -> None:
+        pair.receiver.gate.set()
+        answer = pair.short.offer(CHUNK)
+        await until(lambda: pair.receiver.seen == [CHUNK])
+        await answer
+
+    run(scenario)
+
+
 def test_no_payload_is_lost_on_the_way() -> None:
     """Whatever is offered by packets today has none."""
 
