@@ -25,6 +25,7 @@ from baton.engine.limits import EngineLimits
 from baton.engine.messages import (
     Admitted,
     Command,
+    CopyReport,
     Decode,
     Drawn,
     Event,
@@ -65,11 +66,9 @@ class EngineCore:
         self._drawn_keys: list[int] = []
         self._drawn_tokens: list[int] = []
         self._events: list[Event] = []
-        self._busy_seconds = 0.0
-        self._host_seconds = 0.0
+        self._busy_seconds = self._host_seconds = 0.0
         self._steps = 0
-        self._prompt_computed = 0
-        self._prompt_cached = 0
+        self._prompt_computed = self._prompt_cached = 0
         self._generated = 0
 
     @property
@@ -171,6 +170,14 @@ class EngineCore:
         self._drawn_tokens.clear()
         self._events.clear()
         return report
+
+    def news(self) -> StepReport | CopyReport:
+        """The same, in short where nothing but copies has ended: to tell of all else takes longer than to copy."""
+        short = None if self._drawn_keys else CopyReport.of(self._events)
+        if short is None:
+            return self.report()
+        self._events.clear()
+        return short
 
     # --- commands -----------------------------------------------------------------------------------------------------
 

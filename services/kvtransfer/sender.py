@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -98,26 +98,34 @@ class KvSender:
         """
         receiver = await self.connect(ticket)
         best = await self._routes.choose(receiver)
-        shipment = Shipment(ticket, receiver, run, Conversion(self._identity.format, receiver.format), skip_blocks)
-        confirming: Awaitable[None] | None = None
-        async with AsyncExitStack() as stack:
-            try:
-                async with asyncio.TaskGroup() as group:
-                    await self._offer_all(shipment, best, group)
-                    if await shipment.all_digested():
-                        confirming = await stack.enter_async_context(_beside(self._confirm(shipment, best)))
-            except ExceptionGroup as failures:
-                cause = _cause(failures)
-                if isinstance(cause, TransportUnavailable):  # there is no way to what it said it was: ask it anew
-                    self._known.pop((ticket.receiver_address, ticket.receiver_epoch), None)
-                raise cause from failures
+        conversion, takes_late = (
+            Conversion(self._identity.format, receiver.format),
+            takes_late_checksums(self._identity, receiver),
+        )
+        shipment = Shipment(ticket, receiver, run, conversion, skip_blocks, takes_late)
+        confirming: asyncio.Task[None] | None = None
+        try:
+            async with asyncio.TaskGroup() as group:
+                await self._offer_all(shipment, best, group)
+                if await shipment.all_digested():
+                    confirming = asyncio.create_task(self._confirm(shipment, best))
             if shipment.tokens:
                 await self._answered(ticket, best.name, confirming or self._confirm(shipment, best))
+        except ExceptionGroup as failures:
+            cause = _cause(failures)
+            if isinstance(cause, TransportUnavailable):  # there is no way to what it said it was: ask it anew
+                self._known.pop((ticket.receiver_address, ticket.receiver_epoch), None)
+            raise cause from failures
+        finally:
+            if confirming is not None:
+                await _end(confirming)
         return shipment.size
 
     async def _offer_all(self, shipment: Shipment, best: Outgoing, group: asyncio.TaskGroup) -> None:
         """Until the last offer has begun."""
         slots = asyncio.Semaphore(self._config.offers_in_flight)
+        conversion, size = shipment.conversion, self._identity.format.block_size
+        most, skipped = self._most_blocks(best, conversion), conversion.first_block(shipment.skip_blocks)
 
         async def hand_over(blocks: FilledBlocks) -> None:
             try:
@@ -125,14 +133,16 @@ class KvSender:
             finally:
                 slots.release()
 
-        async with aclosing(self._messages(shipment, best)) as messages:
-            async for blocks in messages:
-                await slots.acquire()
-                shipment.begin(blocks)
-                group.create_task(hand_over(blocks))
+        async with closing(conversion.grouped(shipment.run.filled())) as groups:
+            async for group_of_blocks in groups:
+                for blocks in _pieces(group_of_blocks, skipped, most, size):
+                    await slots.acquire()
+                    shipment.begin(blocks)
+                    group.create_task(hand_over(blocks))
+                    await asyncio.sleep(0)  # the offer goes before anything else is seen to
 
     async def _confirm(self, shipment: Shipment, best: Outgoing) -> None:
-        await best.receiver(shipment.receiver, self._receivers(shipment.ticket)).confirm(shipment.confirmation)
+        await self._receiver(shipment, best).confirm(shipment.confirmation)
 
     async def _hand_over(self, shipment: Shipment, blocks: FilledBlocks) -> None:
         """Offer blocks, by the next transport if one turns out not to work, which may take smaller offers."""
@@ -142,13 +152,12 @@ class KvSender:
             transport = await self._routes.choose(shipment.receiver)
             most = self._most_blocks(transport, shipment.conversion)
             if blocks.block_count > most:
-                for piece in _pieces(blocks, most, layout.block_size):
+                for piece in _pieces(blocks, blocks.first_block, most, layout.block_size):
                     await self._hand_over(shipment, piece)
                 return
             began = self._clock.now()
             try:
-                with self._watched(shipment.ticket, transport, blocks, size):
-                    await self._offer(shipment, transport, blocks)
+                await self._offer(shipment, transport, blocks, size)
             except TransportUnavailable as error:
                 self._routes.fail(shipment.receiver, transport, error)
             else:
@@ -156,29 +165,27 @@ class KvSender:
                 shipment.size += size
                 return
 
-    async def _offer(self, shipment: Shipment, transport: Outgoing, blocks: FilledBlocks) -> None:
+    async def _offer(self, shipment: Shipment, transport: Outgoing, blocks: FilledBlocks, size: int) -> None:
         """Have the receiver take blocks; those of their checksums that it is told later become the shipment's."""
-        ticket, receiver, run = shipment.ticket, shipment.receiver, shipment.run
-        early = None
-        if takes_late_checksums(self._identity, receiver):
-            early = transport.early_chunk(ticket, run, blocks)
-        if early is None:
+        ticket, run = shipment.ticket, shipment.run
+        early = transport.early_chunk(ticket, run, blocks) if shipment.takes_late_checksums else None
+        if early is not None:  # on its way before anything else is seen to
+            offer = self._receiver(shipment, transport).offer(early.chunk)
+            with self._watched(ticket, transport, blocks, size):
+                async with _beside(_digest(shipment, blocks, early)) as digesting:
+                    await self._answered(ticket, transport.name, offer)
+                    await digesting
+            return
+        with self._watched(ticket, transport, blocks, size):
             shipment.digested(blocks)
             chunk = await transport.chunk(ticket, run, blocks)
-        else:
-            chunk = early.chunk
-        if shipment.conversion.is_needed:
-            chunk = replace(chunk, format=self._identity.format)
-        # Only now: a channel on which nothing runs may be closed meanwhile.
-        offer = self._answered(
-            ticket, transport.name, transport.receiver(receiver, self._receivers(ticket)).offer(chunk)
-        )
-        if early is None:
-            await offer
-            return
-        async with _beside(_digest(shipment, blocks, early)) as digesting:  # once the offer is on its way
-            await offer
-            await digesting
+            if shipment.conversion.is_needed:
+                chunk = replace(chunk, format=self._identity.format)
+            await self._answered(ticket, transport.name, self._receiver(shipment, transport).offer(chunk))
+
+    def _receiver(self, shipment: Shipment, transport: Outgoing) -> KvReceiverApi:
+        """Asked for each call: a channel on which nothing runs may be closed meanwhile."""
+        return transport.receiver(shipment.receiver, self._receivers(shipment.ticket))
 
     @contextmanager
     def _watched(self, ticket: Ticket, transport: Outgoing, blocks: FilledBlocks, size: int) -> Iterator[None]:
@@ -193,22 +200,6 @@ class KvSender:
         )
         with self._series.in_flight(transport.name, blocks.block_count), span:
             yield
-
-    async def _messages(self, shipment: Shipment, transport: Outgoing) -> AsyncGenerator[FilledBlocks, None]:
-        """The blocks of each offer: finished ones, without the skipped ones, as many as ``transport`` takes at most.
-
-        To a receiver of another block size those that fill whole blocks there.
-        """
-        conversion = shipment.conversion
-        most = self._most_blocks(transport, conversion)
-        skipped = conversion.first_block(shipment.skip_blocks)
-        async with closing(shipment.run.filled()) as filled, aclosing(conversion.grouped(filled)) as groups:
-            async for blocks in groups:
-                first, stop = max(blocks.first_block, skipped), blocks.first_block + blocks.block_count
-                if first < stop:
-                    size = self._identity.format.block_size
-                    for piece in _pieces(blocks.part(first, stop - first, size), most, size):
-                        yield piece
 
     def _most_blocks(self, transport: Outgoing, conversion: Conversion) -> int:
         """Of one offer. What is converted passes the receiver's front, which serves others meanwhile."""
@@ -251,10 +242,10 @@ async def _digest(shipment: Shipment, blocks: FilledBlocks, early: EarlyChunk) -
     shipment.digested(blocks, await early.checksums())
 
 
-def _pieces(blocks: FilledBlocks, most: int, block_size: int) -> Iterator[FilledBlocks]:
-    """The same blocks, ``most`` at a time."""
+def _pieces(blocks: FilledBlocks, skipped: int, most: int, block_size: int) -> Iterator[FilledBlocks]:
+    """The same blocks without those before ordinal ``skipped``, ``most`` at a time."""
     stop = blocks.first_block + blocks.block_count
-    for first in range(blocks.first_block, stop, most):
+    for first in range(max(blocks.first_block, skipped), stop, most):
         yield blocks.part(first, min(most, stop - first), block_size)
 
 
@@ -265,8 +256,16 @@ async def _beside(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]
     try:
         yield task
     finally:
+        await _end(task)
+
+
+async def _end(task: asyncio.Task[Any]) -> None:
+    """Whatever it ended with concerns nobody who has not heard of it yet."""
+    if not task.done():
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+    elif not task.cancelled():
+        task.exception()
 
 
 def _cause(failures: ExceptionGroup[Exception]) -> Exception:

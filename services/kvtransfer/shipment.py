@@ -20,6 +20,7 @@ class Shipment:
     run: PrefillRun
     conversion: Conversion
     skip_blocks: int
+    takes_late_checksums: bool
     size: int = 0  # bytes that were acknowledged
     tokens: int = 0  # the prompt position up to which blocks were offered
     _late: dict[int, bytes] = field(default_factory=dict[int, bytes])  # checksums, by the block's ordinal
