@@ -120,7 +120,7 @@ def test_a_request_resumed_elsewhere_is_charged_once(in_each_world: InWorlds) ->
     in_each_world(body)
 
 
-def test_what_a_dead_gateway_delivered_is_charged_even_if_its_successor_could_not_serve(in_each_world: InWorlds) -> None:
+def test_what_a_dead_gateway_delivered_is_charged_though_its_successor_cannot_serve(in_each_world: InWorlds) -> None:
     payer = account(Limits(concurrency=1, tokens_per_day=40))
 
     async def body(world: World) -> None:
