@@ -97,6 +97,7 @@ class QuotaModel:
         if booking is None or booking.claim.owner != claim.owner or booking.state == "over":
             return False
         is_late = booking.state == "expired"
+        booking.pay(booking.progress, "expired")  # what an earlier owner told is never lowered
         booking.pay((1, delivered.input_tokens, delivered.output_tokens), "over")
         return is_late
 
@@ -110,8 +111,8 @@ class QuotaModel:
     def release(self, claim: QuotaClaim) -> None:
         booking = self.latest(claim)
         if booking is not None and booking.claim.owner == claim.owner and booking.state != "over":
-            was_told = booking.progress != (1, 0, 0)
-            booking.pay(*((booking.progress, "expired") if was_told else ((0, 0, 0), "over")))
+            is_owed = booking.progress != (1, 0, 0) or add(booking.before, booking.paid) != (0, 0, 0)
+            booking.pay(*((booking.progress, "expired") if is_owed else ((0, 0, 0), "over")))
 
     def renew(self, claim: QuotaClaim, delivered: Delivered, now: float) -> None:
         booking = self.latest(claim)

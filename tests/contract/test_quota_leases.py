@@ -144,6 +144,52 @@ def test_what_a_dead_gateway_delivered_is_charged_though_its_successor_cannot_se
     in_each_world(body)
 
 
+@pytest.mark.parametrize("delivered", [(0, 0, 0), (10, 0, 3)])
+def test_who_takes_a_request_over_and_delivers_less_is_charged_what_was_told_before(
+    in_each_world: InWorlds, delivered: tuple[int, int, int]
+) -> None:
+    """Or a client would be given whole answers for nothing: ask elsewhere just before the end, and hang up there."""
+    payer = account(Limits(concurrency=1, tokens_per_day=40))
+
+    async def body(world: World) -> None:
+        order = claim(payer, prices=Prices(1, 2, 3))
+        await world.quota.reserve(order)
+        await world.quota.renew("umbrella", [progress()], world.lease_seconds)
+        successor = owned_by(order, "gateway-2")
+        await world.quota.reserve(successor)
+        assert await world.quota.settle(successor, Delivered(*delivered)) is SettleOutcome.SETTLED
+        assert await world.quota.settle(successor, Delivered(*delivered)) is SettleOutcome.ALREADY
+        now = await standing(world, payer)
+        assert (now["tenant/tokens_per_day"], now["tenant/concurrency"]) == ((16, 0), (0, 0))
+        entries = await world.ledger.entries("umbrella")
+        assert [(e.reason, e.requests, e.output_tokens) for e in entries] == [(LedgerReason.SETTLED, 1, 6)]
+        assert entries[0].cost == Delivered(10, 2, 6).cost(Prices(1, 2, 3))
+
+    in_each_world(body)
+
+
+def test_a_client_that_was_refused_after_its_lease_still_pays_only_the_rest(in_each_world: InWorlds) -> None:
+    payer = account(Limits(concurrency=1, tokens_per_day=40))
+
+    async def body(world: World) -> None:
+        order = claim(payer, lease=world.lease_seconds)
+        await world.quota.reserve(order)
+        await world.quota.renew("umbrella", [progress()], world.lease_seconds)
+        await world.lapse()
+        successor = owned_by(claim(payer), "gateway-2")
+        await world.quota.reserve(successor)
+        assert await world.quota.release(successor) is SettleOutcome.SETTLED
+        now = await standing(world, payer)
+        assert (now["tenant/tokens_per_day"], now["tenant/concurrency"]) == ((16, 0), (0, 0))
+        third = owned_by(order, "gateway-3")
+        await world.quota.reserve(third)
+        await world.quota.settle(third, Delivered(10, 0, 20))
+        assert (await standing(world, payer))["tenant/tokens_per_day"] == (30, 0)
+        assert sum(e.requests for e in await world.ledger.entries("umbrella")) == 1
+
+    in_each_world(body)
+
+
 def test_a_request_resumed_after_its_lease_pays_only_the_rest(in_each_world: InWorlds) -> None:
     payer = account(Limits(tokens_per_day=30))
 

@@ -61,6 +61,10 @@ class Reservation:
             energy = max(known.energy_millijoules, delivered.energy_millijoules)
             self.progress = replace(delivered, energy_millijoules=energy)
 
+    def was_told_more(self, total: Charge) -> bool:
+        """Than ``total``: by an earlier owner."""
+        return total.input < self.progress.input_tokens or total.output < self.progress.output_tokens
+
 
 @dataclass(slots=True)
 class Books:

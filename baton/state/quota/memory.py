@@ -186,9 +186,11 @@ class MemoryQuota:
         ended = self._ended(books, member, claim.owner)
         if known is not None and known.claim.owner == claim.owner:
             reason = LedgerReason.SETTLED if known.is_open else LedgerReason.LATE
-            if not charge_unreserved and known.progress.input_tokens + known.progress.output_tokens:
+            is_release = not charge_unreserved
+            if known.was_told_more(total) or (is_release and known.charged != NO_CHARGE):
                 self._lapse(books, known, reason)
-                return SettleOutcome.SETTLED
+                if is_release:
+                    return SettleOutcome.SETTLED
             self._close(books, known, total, reason)
             del books.reservations[member]
             outcome = SettleOutcome.SETTLED

@@ -3,8 +3,8 @@
 -- KEYS: open, the reservation. ARGV: owner, charge (requests, input, cached, output, cost, energy) as text, and in
 -- doubles the same and kept (milliseconds that this end is remembered). Answers settled, already, superseded, or
 -- missing: there is neither reservation nor memory of one, so what was delivered is still to be charged; nothing was
--- where no request is. What another owner had delivered before this one took over is charged even then, and the client
--- may go on once more.
+-- where no request is. What another owner had told before this one took over is charged in any case. After a release the
+-- client may go on once more, and what was charged before is remembered.
 
 local owner, text = ARGV[1], redis.call('GET', KEYS[2])
 if text == string.char(DONE) .. owner then
@@ -25,10 +25,12 @@ if not r or r.owner ~= owner then
   end
   return 'missing'
 end
-local reason = r.state == OPEN and 'settled' or 'late'
-if numbers[1] == 0 and r.numbers[PROGRESS] + r.numbers[PROGRESS + 2] > 0 then
+local told, is_release, reason = r.numbers, numbers[1] == 0, r.state == OPEN and 'settled' or 'late'
+if numbers[2] < told[PROGRESS] or numbers[4] < told[PROGRESS + 2] or is_release and told[CHARGED] > 0 then
   ending().lapse(member, r, reason)
-  return 'settled'
+  if is_release then
+    return 'settled'
+  end
 end
 ending().close(member, r, numbers, ARGV[2], reason)
 redis.call('SET', KEYS[2], string.char(DONE) .. owner, 'PX', numbers[CHARGE + 1])
