@@ -46,7 +46,8 @@ class DeliveryRecovery:
         self._quota = quota
         self._clock = clock
         self._policy = policy
-        self._complained: set[Path] = set()  # said once of each; nobody touches those files
+        self._complained: set[Path] = set()  # of these: each is named in the log once
+        self._given_up: set[Path] = set()  # what is no log, or was told and cannot be deleted
         self._is_waiting = False
         self._recovered = meter.counter("quota_recovered_streams", "Streams of dead gateways that Redis was told of")
         self._damaged = meter.counter("quota_damaged_slots", "Unreadable entries in delivery logs of dead gateways")
@@ -75,7 +76,7 @@ class DeliveryRecovery:
                 with _orphan(path) as descriptor:
                     if descriptor is not None:
                         await self._recover(path, descriptor)
-            except OSError as error:
+            except OSError as error:  # too many files open, say: it is tried again
                 self._complain(path, error.strerror)
 
     def _logs(self) -> list[Path]:
@@ -84,19 +85,19 @@ class DeliveryRecovery:
         except OSError as error:
             self._complain(self._directory, error.strerror)
             return []
-        return [path for path in found if path not in self._complained]
+        return [path for path in found if path not in self._given_up]
 
     async def _recover(self, path: Path, descriptor: int) -> None:
         page = os.pread(descriptor, PAGE, 0)
         namespace = namespace_of(page)
         if namespace is None and page:
-            self._complain(path, "it is no delivery log of this version")
+            self._give_up(path, "it is no delivery log of this version")
         elif namespace == self._namespace:
             slots = await asyncio.to_thread(_read_all, descriptor)
             await self._tell(path, slots)
-            _delete(path)
+            self._delete(path)
         elif namespace is None:
-            _delete(path)  # its process died before it had begun
+            self._delete(path)  # its process died before it had begun
 
     async def _tell(self, path: Path, slots: Slots) -> None:
         organisations: dict[str, list[Progress]] = {}
@@ -113,6 +114,16 @@ class DeliveryRecovery:
         if slots.damaged:
             self._damaged.add(slots.damaged)
             log.warning("delivery log %s: %d entries could not be read, and are left out", path, slots.damaged)
+
+    def _delete(self, path: Path) -> None:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            self._give_up(path, f"it cannot be deleted: {error.strerror}")
+
+    def _give_up(self, path: Path, why: str) -> None:
+        self._given_up.add(path)
+        self._complain(path, why)
 
     def _complain(self, path: Path, why: str | None) -> None:
         if path not in self._complained:
@@ -140,10 +151,6 @@ def _is_orphan(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return os.fstat(descriptor).st_nlink > 0
-
-
-def _delete(path: Path) -> None:
-    path.unlink(missing_ok=True)
 
 
 def _read_all(descriptor: int) -> Slots:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -145,6 +147,50 @@ def test_a_process_that_died_before_its_file_had_begun_leaves_nothing(tmp_path: 
         (tmp_path / f"begun{ENDING}").touch()
         await Desk(tmp_path).recovery.once()
         assert files(tmp_path) == []
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("call", ["gateway.delivery_recovery.os.open", "gateway.delivery_recovery.fcntl.flock"])
+def test_a_file_that_cannot_be_read_now_is_named_once_and_told_when_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, call: str
+) -> None:
+    def exhausted(*_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async def body() -> None:
+        desk = Desk(tmp_path)
+        await desk.books.reserve(order())
+        left_behind(tmp_path, (order(), SOME))
+        caplog.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(call, exhausted)
+            for _ in range(3):
+                await desk.recovery.once()
+        assert [record.levelno for record in caplog.records] == [logging.WARNING]
+        await desk.recovery.once()
+        assert (files(tmp_path), await desk.charged()) == ([], {"r0": 7})
+
+    asyncio.run(body())
+
+
+def test_a_file_that_cannot_be_deleted_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    async def body() -> None:
+        desk = Desk(tmp_path)
+        await desk.books.reserve(order())
+        left_behind(tmp_path, (order(), SOME))
+        caplog.clear()
+        monkeypatch.setattr("gateway.delivery_recovery.Path.unlink", read_only)
+        for _ in range(3):
+            await desk.recovery.once()
+        assert desk.line.calls == 1
+        assert await desk.charged() == {"r0": 7}
+        assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 1
 
     asyncio.run(body())
 
