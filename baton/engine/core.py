@@ -67,9 +67,7 @@ class EngineCore:
         self._drawn_tokens: list[int] = []
         self._events: list[Event] = []
         self._busy_seconds = self._host_seconds = 0.0
-        self._steps = 0
-        self._prompt_computed = self._prompt_cached = 0
-        self._generated = 0
+        self._steps = self._prompt_computed = self._prompt_cached = self._generated = 0
 
     @property
     def has_work(self) -> bool:
@@ -166,9 +164,7 @@ class EngineCore:
         """What has happened since the last report."""
         drawn = Drawn(tuple(self._drawn_keys), tuple(self._drawn_tokens))
         report = StepReport(drawn, tuple(self._events), self.stats, self._pool.take_change())
-        self._drawn_keys.clear()
-        self._drawn_tokens.clear()
-        self._events.clear()
+        self._drawn_keys, self._drawn_tokens, self._events = [], [], []
         return report
 
     def news(self) -> StepReport | CopyReport:
@@ -193,8 +189,7 @@ class EngineCore:
             case Import():
                 self._import(command)
             case Release(key):
-                sequence = self._live.pop(key, None)
-                if sequence is not None:
+                if (sequence := self._live.pop(key, None)) is not None:
                     self._drop(sequence)
             case _:
                 self._events += self.access.handle(command)
@@ -342,9 +337,8 @@ class EngineCore:
             self._drawn_keys.append(sequence.key)
             self._drawn_tokens.append(token_id)
             return
-        prompt_logprobs = ()
-        if is_first and sequence.request.prompt_logprobs is not None:
-            prompt_logprobs = tuple(sequence.prompt_logprobs)
+        has_logprobs = is_first and sequence.request.prompt_logprobs is not None
+        prompt_logprobs = tuple(sequence.prompt_logprobs) if has_logprobs else ()
         if sequence.is_prefill:
             first = FirstToken(token_id, sequence.usage(), logprob, prompt_logprobs, finish)
             self._events.append(First(sequence.key, first))
