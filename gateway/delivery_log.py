@@ -94,7 +94,7 @@ class DeliveryLog:
         self._end = PAGE
         self._free: list[tuple[_Piece, int]] = []  # and the first word of a slot in it
         self._taken = 0
-        self._is_full = False
+        self._trouble: str | None = None  # that was told of last
         self._unlogged = meter.counter("quota_unlogged_requests", "Requests that the delivery log had no room for")
 
     @classmethod
@@ -141,18 +141,19 @@ class DeliveryLog:
         self._taken -= 1
 
     def _has_room(self) -> bool:
-        """Grows where there is none. A disk that is full is told of once, and asked again."""
-        if self._free:
-            return True
+        """In a file that others can find; grows where there is none. Trouble is told of once, and tried again."""
+        trouble = None
         try:
-            self._grow()
+            if not os.fstat(self._descriptor).st_nlink:
+                trouble = "somebody has deleted it"
+            elif not self._free:
+                self._grow()
         except OSError as error:
-            if not self._is_full:
-                log.warning("delivery log cannot grow: new streams are not logged", extra={"error": error.strerror})
-            self._is_full = True
-            return False
-        self._is_full = False
-        return True
+            trouble = error.strerror
+        if trouble is not None and trouble != self._trouble:
+            log.warning("delivery log takes no more: new streams are not logged", extra={"error": trouble})
+        self._trouble = trouble
+        return trouble is None
 
     def _grow(self) -> None:
         """Zeros are written rather than left out: storing into a page that the disk has no room for would be the end of

@@ -98,10 +98,8 @@ class KvSender:
         """
         receiver = await self.connect(ticket)
         best = await self._routes.choose(receiver)
-        conversion, takes_late = (
-            Conversion(self._identity.format, receiver.format),
-            takes_late_checksums(self._identity, receiver),
-        )
+        conversion = Conversion(self._identity.format, receiver.format)
+        takes_late = takes_late_checksums(self._identity, receiver)
         shipment = Shipment(ticket, receiver, run, conversion, skip_blocks, takes_late)
         confirming: asyncio.Task[None] | None = None
         try:

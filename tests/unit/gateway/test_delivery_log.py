@@ -177,8 +177,27 @@ def test_a_disk_that_fills_up_costs_new_streams_their_slots_and_nobody_else_anyt
         assert len(contents(files(tmp_path)[0]).deliveries) == PIECE // SLOT + 1
     assert "baton_quota_unlogged_requests_total 3.0" in meter.exposition().decode()
     lines = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert lines[0] == "delivery log cannot grow: new streams are not logged"
+    assert lines[0] == "delivery log takes no more: new streams are not logged"
     assert lines[1:] == ["delivery log left behind: Redis was not told of all"]
+
+
+def test_a_file_that_somebody_deleted_takes_no_more_streams_and_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    meter = PrometheusMeter()
+    with opened(tmp_path, meter=meter) as log:
+        before = log.slot(order("before"))
+        assert before is not None
+        files(tmp_path)[0].unlink()
+        assert [log.slot(order("late")) for _ in range(3)] == [None] * 3
+        before.note(SOME)
+        before.free()
+    assert "baton_quota_unlogged_requests_total 3.0" in meter.exposition().decode()
+    [line] = caplog.records
+    assert (line.getMessage(), line.__dict__["error"]) == (
+        "delivery log takes no more: new streams are not logged",
+        "somebody has deleted it",
+    )
 
 
 def test_what_nobody_was_told_of_stays_in_the_file(tmp_path: Path) -> None:
