@@ -62,7 +62,7 @@ class EngineCore:
         self._live: dict[int, Sequence] = {}
         self.access = BlockAccess(runner, self._pool, self._live.get, clock)
         self._flights: deque[Flight] = deque()
-        self._unpublished: list[Sequence] = []  # imported contexts, to be found once a step is under way
+        self._unnamed: list[Sequence] = []  # with imported contexts, whose blocks get names once a step is under way
         self._drawn_keys: list[int] = []
         self._drawn_tokens: list[int] = []
         self._events: list[Event] = []
@@ -225,7 +225,7 @@ class EngineCore:
         finish = sequence.import_context(first)
         if finish is None:
             self._scheduler.start(sequence)
-            self._unpublished.append(sequence)
+            self._unnamed.append(sequence)
         else:
             self._tell(sequence, TokenChunk(finish=finish, usage=sequence.usage()))
 
@@ -264,10 +264,10 @@ class EngineCore:
         self._runner.launch(step.parts)
         self._flights.append(Flight(self._steps, step))
         step.name_blocks()  # while the device computes, as what follows: a long context takes more than a millisecond
-        for sequence in self._unpublished:
+        for sequence in self._unnamed:
             if sequence.stage is Stage.RUNNING:
-                self._advance(sequence, sequence.computed)
-        self._unpublished.clear()
+                sequence.name_blocks()  # to be found once the step has shown that nothing in them is wrong
+        self._unnamed.clear()
         return True
 
     def _collect(self) -> None:

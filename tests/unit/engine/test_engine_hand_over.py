@@ -187,14 +187,36 @@ def test_an_imported_first_token_that_ends_the_answer_ends_it() -> None:
     driver.assert_idle()
 
 
-def test_a_handed_over_context_can_be_found_while_its_first_step_is_computed() -> None:
-    """Its names are told then, not between the step and the report of its token."""
+def test_a_handed_over_context_can_be_found_once_its_first_step_has_been_computed() -> None:
     source, target = Driver(64), Driver(64, steps_ahead=1)
     _, key = hand_over(source, target, request(prompt(14), 8))
     target.core.admit()
     target.core.report()
     assert target.core._launch()
-    report = target.core.report()
-    assert report.change is not None
-    assert (len(report.change.added), report.drawn.keys, report.events) == (3, (), ())
-    assert len(target.finish(key).tokens) == 7
+    assert target.core.report().change is None
+    target.core._collect()
+    change = target.core.report().change
+    assert change is not None
+    assert len(change.added) == 3
+    target.release(key)
+
+
+def test_nobody_finds_blocks_that_no_step_has_read_yet() -> None:
+    """Or one request's wrong blocks would be the end of another one, which came while its step was computed."""
+    wanted = request(prompt(13), 6)
+    source, target = Driver(), Driver()
+    here, there = source.prefill(wanted), target.reserve(wanted)
+    first = source.first_token(here)
+    blocks = [source.read(here, i, 1) for i in (1, 0, 2, 3)]
+    target.step()
+    for i, payload in enumerate(blocks):
+        assert isinstance(payload, bytes)
+        assert target.write(there, i, payload) is None
+    target.decode(there, first)
+    target.step()
+    bystander = target.reserve(wanted)
+    target.step()
+    target.decode(bystander)
+    assert target.finish(bystander).tokens == alone(wanted)
+    assert isinstance(target.outcomes[there].error, CorruptTransfer)
+    target.assert_idle()
