@@ -189,7 +189,8 @@ class EngineCore:
             case Import():
                 self._import(command)
             case Release(key):
-                if (sequence := self._live.pop(key, None)) is not None:
+                sequence = self._live.pop(key, None)
+                if sequence is not None:
                     self._drop(sequence)
             case _:
                 self._events += self.access.handle(command)
@@ -265,8 +266,7 @@ class EngineCore:
         self._flights.append(Flight(self._steps, step))
         step.name_blocks()  # while the device computes, as what follows: a long context takes more than a millisecond
         for sequence in self._unnamed:
-            if sequence.stage is Stage.RUNNING:
-                sequence.name_blocks()  # to be found once the step has shown that nothing in them is wrong
+            sequence.name_blocks()  # to be found once the step has shown that nothing in them is wrong
         self._unnamed.clear()
         return True
 
