@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import grpc
@@ -21,6 +22,7 @@ from protos.baton.v1 import kvtransfer_pb2 as pb
 from protos.baton.v1 import kvtransfer_pb2_grpc
 
 NAME: Final = "baton.v1.KvReceiverService"
+PART_BYTES: Final = 2 << 20  # of one message among several; smaller ones cost more Python, larger ones miss the caches
 
 _grpc: Any = grpc  # the stubs leave parts of it untyped
 
@@ -40,6 +42,13 @@ class _Servicer:
         await self._receiver.offer(chunk_from_wire(request))
         return pb.OfferResponse()
 
+    async def OfferAll(
+        self, requests: AsyncIterator[Offer], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.OfferAllResponse:
+        async for request in requests:
+            await self._receiver.offer(chunk_from_wire(request))
+        return pb.OfferAllResponse()
+
     async def Confirm(
         self, request: pb.ConfirmRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ConfirmResponse:
@@ -54,12 +63,18 @@ def _handlers(servicer: _Servicer) -> dict[str, Any]:
         (servicer.Offer, Offer, pb.OfferResponse),
         (servicer.Confirm, pb.ConfirmRequest, pb.ConfirmResponse),
     )
-    return {
+    handlers = {
         method.__name__: _grpc.unary_unary_rpc_method_handler(
             method, request_deserializer=request.FromString, response_serializer=response.SerializeToString
         )
         for method, request, response in methods
     }
+    all_of_them = _grpc.stream_unary_rpc_method_handler(
+        servicer.OfferAll,
+        request_deserializer=Offer.FromString,
+        response_serializer=pb.OfferAllResponse.SerializeToString,
+    )
+    return handlers | {"OfferAll": all_of_them}
 
 
 def kvreceiver_service(receiver: KvReceiverApi) -> Service:
@@ -85,6 +100,11 @@ class KvReceiverClient(KvReceiverApi):
             request_serializer=Offer.SerializeToString,
             response_deserializer=pb.OfferResponse.FromString,
         )
+        self._offer_all = untyped.stream_unary(
+            f"/{NAME}/OfferAll",
+            request_serializer=Offer.SerializeToString,
+            response_deserializer=pb.OfferAllResponse.FromString,
+        )
 
     async def handshake(self, hello: KvHandshake) -> KvHandshake:
         message = pb.HandshakeRequest(hello=handshake_to_wire(hello))
@@ -98,7 +118,12 @@ class KvReceiverClient(KvReceiverApi):
 
     async def offer(self, chunk: KvChunk) -> None:
         metadata = self._channel.metadata(chunk.ticket.request_id)
-        call = self._offer(chunk_to_wire(chunk), timeout=self._limit, metadata=metadata)
+        if chunk.pieces:
+            # Each part is put together when the one before is on its way, while the caches have what gRPC is to copy.
+            parts = map(chunk_to_wire, chunk.parts(PART_BYTES))
+            call = self._offer_all(parts, timeout=self._limit, metadata=metadata)
+        else:
+            call = self._offer(chunk_to_wire(chunk), timeout=self._limit, metadata=metadata)
         await self._channel.answer_soon(call, self._limit)
 
     async def confirm(self, confirmation: KvConfirmation) -> None:

@@ -12,7 +12,8 @@ PROTOCOL_VERSION = 1
 OLDEST_PROTOCOL_VERSION = 1  # N and N-1 work together, so that a fleet can be upgraded worker by worker
 RESLICE = "reslice"  # the speaker converts blocks of other sizes and shards
 LATE_CHECKSUMS = "late-checksums"  # the speaker takes checksums with the confirmation
-FEATURES = (RESLICE, LATE_CHECKSUMS)
+OFFER_STREAMS = "offer-streams"  # the speaker takes offers as bytes one after another, and late checksums of those
+FEATURES = (RESLICE, LATE_CHECKSUMS, OFFER_STREAMS)
 
 
 def identity(
@@ -40,9 +41,10 @@ def compare(mine: KvHandshake, theirs: KvHandshake) -> None:
         _require_conversion(mine, theirs)
 
 
-def takes_late_checksums(mine: KvHandshake, theirs: KvHandshake) -> bool:
-    """Of the blocks that the one offers the other. What is converted is verified before."""
-    return LATE_CHECKSUMS in theirs.features and theirs.format == mine.format
+def takes_late_checksums(mine: KvHandshake, theirs: KvHandshake, transport: TransportName) -> bool:
+    """Of the blocks that the one offers the other by ``transport``. What is converted is verified before."""
+    needed = OFFER_STREAMS if transport is TransportName.TCP else LATE_CHECKSUMS
+    return needed in theirs.features and theirs.format == mine.format
 
 
 def _require_conversion(mine: KvHandshake, theirs: KvHandshake) -> None:

@@ -160,7 +160,7 @@ class KvSender:
         """Have the receiver take blocks; those of their checksums that it is told later become the shipment's."""
         ticket, receiver, run = shipment.ticket, shipment.receiver, shipment.run
         early = None
-        if takes_late_checksums(self._identity, receiver):
+        if takes_late_checksums(self._identity, receiver, transport.name):
             early = transport.early_chunk(ticket, run, blocks)
         if early is None:
             shipment.digested(blocks)

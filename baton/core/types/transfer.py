@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 from baton.core.types.tokens import Attempt
 
@@ -59,7 +60,7 @@ class KvHandshake:
     """Says who speaks and what it can do; compared field by field, a difference is refused by name.
 
     ``features``: "reslice" converts blocks of other sizes and shards, "late-checksums" takes checksums with the
-    confirmation. ``transports`` empty: "tcp" alone, as a worker
+    confirmation, "offer-streams" takes offers as bytes one after another, and late checksums of those. ``transports`` empty: "tcp" alone, as a worker
     says that knows no other. ``host`` names the running system of the speaker's host. ``door`` is only in a receiver's
     answer.
     """
@@ -138,6 +139,26 @@ class KvChunk:
     format: KvFormat | None = None
     pieces: tuple[bytes | memoryview, ...] = ()
     late_checksums: bytes = b""
+
+    def parts(self, most_bytes: int) -> Iterator[KvChunk]:
+        """The same blocks, as many at a time as ``most_bytes`` hold, at least one; all at once where their ``pieces``
+        are not blocks of the receiver's."""
+        if self.format is not None or len(self.pieces) != self.block_count:
+            yield self
+            return
+        first = 0
+        while first < self.block_count:
+            count = max(1, most_bytes // max(1, len(self.pieces[first])))
+            part = slice(first, first + count)
+            yield replace(
+                self,
+                first_block=self.first_block + first,
+                block_count=len(self.pieces[part]),
+                checksums=self.checksums[part],
+                late_checksums=self.late_checksums[part],
+                pieces=self.pieces[part],
+            )
+            first += count
 
     @property
     def body(self) -> bytes | memoryview:
