@@ -344,12 +344,12 @@ def test_a_confirmation_that_waits_for_blocks_ends_with_the_ticket() -> None:
     asyncio.run(run())
 
 
-def test_tcp_takes_no_checksums_later() -> None:
+def test_tcp_takes_checksums_later_for_every_block_or_none_at_all() -> None:
     async def run() -> None:
         pair = Pair()
         async with pair.receiver.accept("r", ATTEMPT, Held(FORMAT), skip_blocks=0, context_tokens=8) as delivery:
-            chunk = KvChunk(delivery.ticket, 0, 2, block(0) + block(1), late_checksums=b"\1\1")
-            with pytest.raises(TransferRejected, match="checksums: one for each of 2 blocks is required"):
+            chunk = KvChunk(delivery.ticket, 0, 2, block(0) + block(1), late_checksums=b"\1")
+            with pytest.raises(TransferRejected, match="late_checksums: a byte for each of 2 blocks is required"):
                 await pair.receiver.offer(chunk)
 
     asyncio.run(run())
