@@ -23,6 +23,7 @@ from baton.engine.config import CUDA_DEFAULTS, EngineConfig
 from baton.engine.core import EngineCore
 from baton.engine.drafter import NoDrafts
 from baton.engine.messages import Admitted, Command, Decode, First, Prefill, Release, Reserve, StepReport, Streamed
+from baton.engine.pacing import TILE_ROWS
 from baton.engine.runner import Part, RunnerTimes, StepResult
 from bench.arrivals import poisson
 from bench.metrics import Objectives, Record, Timeline, Window, judge
@@ -32,8 +33,9 @@ from services.planner.config import PlannerConfig
 LLAMA_8B = KvFormat("bfloat16", block_size=16, layers=32, kv_heads=8, head_dim=128)
 POOL_BLOCKS = 50_000  # 100 GiB
 # Seconds. A step's products: reading the weights, and computing with them, once that takes longer; its attention: the
-# KV that it reads, and pairs of tokens inside prompts; what a step with prompts takes at least, kernel by kernel.
-WEIGHTS, PER_ROW, PER_COMPUTED_ROW = 3.9e-3, 1.07e-5, 2.09e-5
+# KV that it reads, and pairs of tokens inside prompts; what a step with prompts takes more, and at least, kernel by
+# kernel. Products take as long for any number of rows up to the next multiple of a tile's.
+WEIGHTS, PER_ROW, PER_COMPUTED_ROW, CHUNKED = 3.9e-3, 1.07e-5, 2.09e-5, 1.6e-3
 PER_KV_TOKEN, PER_PAIR, LEAST_WHOLE = 3.54e-8, 1.25e-9, 6.5e-3
 TO_DECODE, TO_PREFILL, HAND_OVER, TO_CLIENT = 2.5e-3, 1.5e-3, 3e-3, 1e-3
 
@@ -41,7 +43,7 @@ TO_DECODE, TO_PREFILL, HAND_OVER, TO_CLIENT = 2.5e-3, 1.5e-3, 3e-3, 1e-3
 def step_seconds(parts: Sequence[Part]) -> float:
     """What an H200 takes for them."""
     rows = sum(part.end - part.start for part in parts)
-    products = max(WEIGHTS + PER_ROW * rows, PER_COMPUTED_ROW * rows)
+    products = WEIGHTS + PER_ROW * rows
     attention = 0.0
     chunked = False
     for part in parts:
@@ -51,7 +53,10 @@ def step_seconds(parts: Sequence[Part]) -> float:
         else:
             chunked = True
             attention += PER_PAIR * size * (part.start + size / 2)
-    return max(products + attention, LEAST_WHOLE if chunked else 0.0)
+    if not chunked:
+        return products + attention
+    tiled = -(-rows // TILE_ROWS) * TILE_ROWS
+    return max(max(products, CHUNKED + PER_COMPUTED_ROW * tiled) + attention, LEAST_WHOLE)
 
 
 class TimedRunner:

@@ -1,8 +1,8 @@
 """Where the time of a GPU step goes: microseconds by kernel, and how long the device stood idle between them.
 
-``python -m bench.cuda_profile [--model random:llama-3-8b] [--batches 1,64,256] [--prompts 2048]`` prints one table a
-step shape. Kernels launched ahead of their predecessor's end count from their own start, so their sum may exceed the
-step; ``busy`` is the time in which at least one of them ran.
+``python -m bench.cuda_profile [--model random:llama-3-8b] [--batches 1,64,256] [--prompts 2048] [--mixed 12+500]``
+prints one table a step shape. Kernels launched ahead of their predecessor's end count from their own start, so their
+sum may exceed the step; ``busy`` is the time in which at least one of them ran.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ def main() -> None:
     parser.add_argument("--model", default="random:llama-3-8b")
     parser.add_argument("--batches", default="1,64,256", help="decode batches")
     parser.add_argument("--prompts", default="2048", help="lengths of prompts computed in one step; or none")
+    parser.add_argument(
+        "--mixed", default="none", help="ROWS+TOKENS,...: decode rows beside a chunk of a prompt; or none"
+    )
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--set", action="append", default=[], dest="settings", metavar="engine.KEY=VALUE")
     options = parser.parse_args()
@@ -48,6 +51,9 @@ def main() -> None:
             report(f"decode B{batch} x {options.context}", recorded(decoding(runner, batch, options.context)), STEPS)
         for length in () if options.prompts == "none" else map(int, options.prompts.split(",")):
             report(f"prefill {length}", recorded(prefilling(runner, length)), STEPS)
+        for shape in () if options.mixed == "none" else options.mixed.split(","):
+            rows, tokens = map(int, shape.split("+"))
+            report(f"{shape} x {options.context}", recorded(mixing(runner, rows, tokens, options.context)), STEPS)
 
 
 def decoding(runner: CudaRunner, batch: int, context: int) -> Callable[[int], None]:
@@ -79,6 +85,25 @@ def prefilling(runner: CudaRunner, length: int) -> Callable[[int], None]:
         runner.collect()
         for index in range(steps):
             runner.forget(1_000_000 + index)
+
+    return run
+
+
+def mixing(runner: CudaRunner, rows: int, tokens: int, context: int) -> Callable[[int], None]:
+    """Steps of decode rows and a chunk amid a prompt, launched one ahead."""
+    room = 2 * STEPS + WARM_STEPS + 8
+    *parts, prompt = sequences(runner, [*([context] * rows), context + tokens], room)
+    chunk = prompt._replace(start=context, end=context + tokens, draw=None)
+    at = context
+
+    def run(steps: int) -> None:
+        nonlocal at
+        for index in range(steps):
+            runner.launch([*(part._replace(start=at - 1, end=at) for part in parts), chunk])
+            at += 1
+            if index:
+                runner.collect()
+        runner.collect()
 
     return run
 

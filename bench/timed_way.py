@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Coroutine, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -57,6 +57,9 @@ class TimedWay:
     def receiver(self, hello: KvHandshake, usual: KvReceiverApi) -> KvReceiverApi:
         return _TimedReceiver(self._way.receiver(hello, usual), self._watch)
 
+    def is_streamed(self, receiver: KvHandshake) -> bool:
+        return self._way.is_streamed(receiver)
+
     async def chunk(self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks) -> KvChunk:
         with self._watch.on("chunk"):
             return await self._way.chunk(ticket, run, blocks)
@@ -78,10 +81,17 @@ class _TimedReceiver(KvReceiverApi):
     async def handshake(self, hello: KvHandshake) -> KvHandshake:
         return await self._receiver.handshake(hello)
 
-    async def offer(self, chunk: KvChunk) -> None:
-        with self._watch.on("offer"):
-            await self._receiver.offer(chunk)
+    def offer(self, chunk: KvChunk) -> Awaitable[None]:
+        """Timed from when it goes."""
+        watched = ExitStack()
+        watched.enter_context(self._watch.on("offer"))
+        return _ended(watched, self._receiver.offer(chunk))
 
     async def confirm(self, confirmation: KvConfirmation) -> None:
         with self._watch.on("confirm"):
             await self._receiver.confirm(confirmation)
+
+
+async def _ended(watched: ExitStack, call: Awaitable[None]) -> None:
+    with watched:
+        await call

@@ -3,7 +3,7 @@
 Parts, of which ``--parts`` names some:
 
 * ``transfer``: copies between the GPUs, whole hand-overs, and what lies between a prompt's last chunk and the first
-  decode step;
+  decode step, which ``first-steps`` measures alone;
 * ``tokens``: small models in float32, answered by a split and by one worker: the same tokens?
 * ``split``, ``colocated``, ``unbalanced``: the online runs, at the same rates and with the same seeded arrivals; the
   last one is the split without the balance of its pools. Each system also answers some prompts greedily;
@@ -38,7 +38,7 @@ from bench.two_gpus_online import IDLE_OUTPUT, SHAPES, SYSTEMS, Course, agreemen
 from bench.two_gpus_stack import Shape, Site, clients
 
 COMMAND = "python -m bench.two_gpus"
-PARTS = ("transfer", "tokens", *SYSTEMS, "kills")
+PARTS = ("transfer", "first-steps", "tokens", *SYSTEMS, "kills")
 # Chunks no longer than a GPU needs to be busy: prompts that wait are computed one after another, not side by side.
 CUDA_FLAGS = (
     "engine.max_step_tokens=2048",
@@ -119,9 +119,9 @@ async def _part(part: str, plan: RunPlan, document: Document) -> None:
     elif part == "tokens":
         await small_tokens(plan.site, plan.small_models, note)
     else:
-        from bench.two_gpus_transfer import transfer  # pulls in torch
+        from bench.two_gpus_transfer import first_steps, transfer  # pulls in torch
 
-        await transfer(plan.site, plan.repeats, note)
+        await (transfer if part == "transfer" else first_steps)(plan.site, plan.repeats, note)
 
 
 def merged(documents: Sequence[dict[str, Any]], command: str) -> dict[str, Any]:

@@ -48,15 +48,21 @@ async def transfer(site: Site, repeats: int, note: Note) -> None:
     note(found)
     found["hand_overs"] = await hand_overs(LLAMA_8B, PROMPTS, (source, target), DEVICE_TRANSPORTS, repeats, "full")
     note(found)
-    found["first_steps"] = []
-    async with closing(first_steps(site, (source, target), repeats)) as rows:
+    await first_steps(site, repeats, lambda steps: note(found | steps))
+
+
+async def first_steps(site: Site, repeats: int, note: Note) -> None:
+    """The last part of ``transfer`` alone."""
+    source, target = (int(gpu) for gpu in site.gpus[:2])
+    found: list[dict[str, Any]] = []
+    async with closing(_first_steps(site, (source, target), repeats)) as rows:
         async for row in rows:
-            found["first_steps"].append(row)
-            note(found)
+            found.append(row)
+            note({"first_steps": found})
             say(f"first step: {row}")
 
 
-async def first_steps(
+async def _first_steps(
     site: Site, gpus: tuple[int, int], repeats: int, prompts: Sequence[int] = PROMPTS
 ) -> AsyncIterator[dict[str, Any]]:
     """Real engines on both GPUs, the decode worker idle. From the report that the prompt's last chunk is computed to

@@ -51,6 +51,7 @@ async def serve(arguments: Arguments) -> None:
                 meter=process.meter,
                 policy=config.admission_policy(state.quota_remember_seconds),
                 replicas=lambda: max(config.replicas, fleet.gateways),
+                delivery_directory=Path(config.delivery_log_directory) if config.delivery_log_directory else None,
                 ledger_directory=Path(config.ledger_directory) if config.ledger_directory else None,
                 ledger_policy=config.ledger_policy,
             ) as quotas,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from baton.core.background import background
 from baton.core.clock import Clock, Ids
 from baton.core.deadline import Deadline
-from baton.core.errors import BatonError, Cancelled, Overloaded, PeerUnavailable, QuotaExceeded, StateUnavailable
+from baton.core.errors import BatonError, Overloaded, PeerUnavailable, QuotaExceeded, StateUnavailable
 from baton.core.telemetry import Meter
 from baton.core.tenancy_api import QuotaApi
 from baton.core.types import (
@@ -25,10 +25,10 @@ from baton.core.types import (
     AwayPolicy,
     Delivered,
     LeaseState,
-    Progress,
-    QuotaBalance,
     QuotaClaim,
 )
+from gateway.delivery_log import DeliveryLog, DeliverySlot
+from gateway.grant import Grant
 from gateway.shadow import ShadowReport
 
 log = logging.getLogger(__name__)
@@ -43,8 +43,9 @@ class AdmissionPolicy:
     """``remember_seconds``: how long Redis knows an ended admission; a settlement that may have arrived is not sent
     again later than that.
 
-    ``renew_seconds``: what a gateway that dies has delivered after its last renewal is charged to nobody, unless the
-    client resumes. ``kept_settlements``: how many may wait for Redis to come back; the oldest are lost beyond it.
+    ``renew_seconds``: without a delivery log, what a gateway that dies has delivered after its last renewal is charged
+    to nobody, unless the client resumes. ``kept_settlements``: how many may wait for Redis to come back; the oldest are
+    lost beyond it.
     """
 
     lease_seconds: float = 15.0
@@ -55,47 +56,37 @@ class AdmissionPolicy:
     kept_settlements: int = 100_000
 
 
-class Grant:
-    """An admitted request. ``degraded``: the shared counters did not decide; ``is_local``: this process's did.
-    ``deadline``: that of the request."""
-
-    def __init__(self, claim: QuotaClaim, balances: tuple[QuotaBalance, ...] = ()) -> None:
-        self.claim = claim
-        self.balances = balances
-        self.deadline = Deadline(None)
-        self.degraded = False
-        self.is_local = False
-        self.delivered = NOTHING_DELIVERED
-
-    def note(self, delivered: Delivered) -> None:
-        """What was delivered up to now, in all."""
-        self.delivered = delivered
-
-    def progress(self) -> Progress:
-        return Progress(self.claim.request_id, self.claim.account.tenant.name, self.claim.owner, self.delivered)
-
-    def end_superseded(self) -> None:
-        """Another gateway took the request over, and will settle it: what is streamed here is paid for by nobody."""
-        self.deadline.cut(
-            Cancelled(f"request {self.claim.request_id} was taken over by a later call, at another gateway")
-        )
-
-
 @dataclass(slots=True)
 class _Ending:
-    """A settlement, or without ``delivered`` a release, that Redis does not know of yet, or may not."""
+    """A settlement, or without ``delivered`` a release, that Redis does not know of yet, or may not. ``slot`` is freed
+    when it does."""
 
     claim: QuotaClaim
     delivered: Delivered | None
+    slot: DeliverySlot | None = None
     first_tried: float | None = None
+
+    def forget(self) -> None:
+        if self.slot is not None:
+            self.slot.free()
 
 
 class Admission:
     def __init__(
-        self, shared: QuotaApi, local: QuotaApi, *, clock: Clock, ids: Ids, meter: Meter, policy: AdmissionPolicy
+        self,
+        shared: QuotaApi,
+        local: QuotaApi,
+        *,
+        clock: Clock,
+        ids: Ids,
+        meter: Meter,
+        policy: AdmissionPolicy,
+        deliveries: DeliveryLog | None = None,
     ) -> None:
         """``local`` counts in this process, by this gateway's share of the limits. ``shared`` answers within its own
-        short budget or raises."""
+        short budget or raises. Without ``deliveries`` only renewals tell what a gateway had delivered that is killed.
+        """
+        self._deliveries = deliveries
         self._shared = shared
         self._local = local
         self._clock = clock
@@ -159,6 +150,7 @@ class Admission:
         claim = replace(claim, owner=owner, lease_seconds=self._policy.lease_seconds)
         grant = await self._reserve(claim)
         grant.deadline = deadline
+        grant.slot = self._deliveries.slot(claim) if self._deliveries is not None else None
         self._open[owner] = grant
         served = True
         try:
@@ -217,7 +209,7 @@ class Admission:
     async def _tell(self, grant: Grant, delivered: Delivered | None) -> None:
         if grant.is_local:
             await _settle(self._local, grant.claim, delivered)
-        ending = _Ending(grant.claim, delivered)
+        ending = _Ending(grant.claim, delivered, grant.slot)
         if grant.degraded or self.degraded or not await self._told(ending):
             self._keep(ending)  # who waited for Redis in vain already waits no more
 
@@ -229,6 +221,7 @@ class Admission:
                 await _settle(self._shared, ending.claim, ending.delivered)
         except StateUnavailable:
             return False
+        ending.forget()
         return True
 
     def _keep(self, ending: _Ending) -> None:
@@ -239,6 +232,7 @@ class Admission:
 
     def _give_up(self, ending: _Ending, why: str) -> None:
         """Better a settlement lost than one counted twice: the lease ends and charges what was told before."""
+        ending.forget()
         self._lost.add()
         log.warning("quota settlement given up: %s", why, extra={"request_id": ending.claim.request_id})
 

@@ -24,8 +24,10 @@ class GatewayConfig(ProcessConfig):
     ``tokenizers`` are ``NAME=DIRECTORY`` entries; a served model without one takes and returns token ids only.
     ``replicas``: how many gateways share the limits while Redis is away, or more, if more are registered.
     ``quota_lease_seconds``: how long a gateway that died holds what it reserved; its requests are charged what it told
-    last, within ``quota_renew_seconds``, unless their clients resume, which charges all. ``prices_file`` empty: nothing
-    costs anything.
+    last, within ``quota_renew_seconds``, unless their clients resume, which charges all. ``delivery_log_directory``:
+    where each gateway keeps, in a file of its own, what its streams were delivered since; any gateway of the directory
+    tells that of one that was killed. It is local to the machine and outlives the process. Empty: nobody does.
+    ``prices_file`` empty: nothing costs anything.
     ``ledger_directory`` empty: the usage ledger stays in Redis, where it grows. One directory is for all gateways that
     name one (or only one of them does): each gateway reads what is in its own.
     ``planner_address`` empty: the planner is found in the registry. ``default_model`` empty: a request must name its
@@ -40,6 +42,7 @@ class GatewayConfig(ProcessConfig):
     replicas: int = 1
     quota_lease_seconds: float = 15.0
     quota_renew_seconds: float = 1.0
+    delivery_log_directory: str = ""
     ledger_directory: str = ""
     ledger_kept_days: int = 40  # in Redis, of what is in the directory; so that any gateway knows this month's usage
     ledger_archive_seconds: float = 300.0

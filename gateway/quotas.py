@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,8 @@ from gateway.admin.parts import AdminParts
 from gateway.admin.service import Admin
 from gateway.admission import Admission, AdmissionPolicy
 from gateway.callers import Callers, FileKeyAccounts
+from gateway.delivery_log import DeliveryLog
+from gateway.delivery_recovery import DeliveryRecovery, RecoveryPolicy
 from gateway.fleet import FleetFacts
 from gateway.keys import KeyRing
 from gateway.ledger_upkeep import LedgerPolicy, LedgerUpkeep
@@ -51,15 +53,17 @@ async def shared_quotas(
     meter: Meter,
     policy: AdmissionPolicy,
     replicas: Callable[[], int],
+    delivery_directory: Path | None,
     ledger_directory: Path | None,
     ledger_policy: LedgerPolicy,
 ) -> AsyncIterator[Quotas]:
     """Leases are renewed, refusals written, ledgers archived while the block lasts. Redis may be away, here as later.
 
-    ``replicas``: gateways that share the limits while it is. ``ledger_directory`` None: ledgers stay in Redis.
-    ConfigError when it cannot be written to.
+    ``replicas``: gateways that share the limits while it is. ``delivery_directory`` None: what was delivered is told by
+    renewals alone. ``ledger_directory`` None: ledgers stay in Redis. ConfigError when one cannot be written to.
     """
-    async with connect(state) as client:
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(connect(state))
         records, refusals = RedisRecords(client, state), RedisRefusals(client, state)
         share, ledger = LocalShare(replicas), RedisLedger(client, state)
         quota = SharedQuota(client, state, clock, share.heard)
@@ -68,10 +72,15 @@ async def shared_quotas(
         usage = ArchivedLedger(ledger, archive)
         remember = state.quota_remember_seconds
         local = MemoryQuota(clock, remember_seconds=remember, kept_entries=LOCAL_ENTRIES, terms=share.of)
+        deliveries = None
+        if delivery_directory is not None:
+            deliveries = stack.enter_context(DeliveryLog.opened(delivery_directory, state.namespace, ids, meter))
+            recovery = DeliveryRecovery(delivery_directory, state.namespace, quota, clock, meter, RecoveryPolicy())
+            await stack.enter_async_context(recovery.running())
         accounts = Accounts(FileKeyAccounts(records, ring), ring.secret, clock, AccountPolicy())
         built = Quotas(
             callers=Callers(ring, accounts),
-            admission=Admission(quota, local, clock=clock, ids=ids, meter=meter, policy=policy),
+            admission=Admission(quota, local, clock=clock, ids=ids, meter=meter, policy=policy, deliveries=deliveries),
             refusals=RefusalLog(refusals, clock, meter),
             admin=Admin(AdminParts(records, quota, usage, refusals, ring.secret, clock, fleet)),
         )

@@ -24,10 +24,11 @@ from baton.core.types import (
     QuotaClaim,
     TokenRequest,
 )
-from gateway.admission import Admission, Grant
+from gateway.admission import Admission
 from gateway.choice import ChoiceOrder, ChoiceProgress
 from gateway.fanout import ChoiceStream, choice_seed, fan_out, request_seed
 from gateway.fleet import FleetView
+from gateway.grant import Grant
 from gateway.meters import RequestMeters
 from gateway.prices import PriceBook
 from gateway.prompt import Prompts
@@ -93,6 +94,7 @@ class Gateway:
                         self._parts.meters.note(record, chunk)
                         yield replace(chunk, quota=balances) if balances else chunk
                         balances = ()
+                        grant.written()  # or we would not have been asked for more
 
     async def count_tokens(self, request: GenerateRequest, principal: Principal) -> tuple[int, ...]:
         check_prompt(request, self._policy.limits)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,9 +43,12 @@ async def second_gateway(running: RunningStack) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def further_gateways(running: RunningStack, *names: str) -> AsyncIterator[list[GatewayProcess]]:
-    """More gateway processes with the first one's settings. Those that the block did not end are ended with it."""
-    processes = {name: _started(gateway_of(running), name) for name in names}
+async def further_gateways(
+    running: RunningStack, *names: str, settings: Sequence[str] = ()
+) -> AsyncIterator[list[GatewayProcess]]:
+    """More gateway processes with the first one's settings and some of their own, which go before those. What the block
+    did not end is ended with it."""
+    processes = {name: _started(gateway_of(running), name, settings) for name in names}
     try:
         yield [await _ready(running, name, process) for name, process in processes.items()]
     finally:
@@ -69,11 +72,12 @@ async def eventually(holds: Callable[[], Awaitable[bool]], what: str) -> None:
         raise AssertionError(f"never came true: {what}") from error
 
 
-def _started(first: Child, name: str) -> subprocess.Popen[bytes]:
+def _started(first: Child, name: str, settings: Sequence[str]) -> subprocess.Popen[bytes]:
     variables = Path(f"/proc/{first.process.pid}/environ").read_bytes().split(b"\0")
     environment = dict(entry.decode().split("=", 1) for entry in variables if b"=" in entry)
     command = [str(part) for part in first.process.args]  # type: ignore[union-attr]
     command[command.index("--id") + 1] = name
+    command += [part for setting in settings for part in ("--set", setting)]
     with first.log.with_name(f"{name}.log").open("wb") as log:
         return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
@@ -83,7 +87,7 @@ async def _ready(running: RunningStack, name: str, process: subprocess.Popen[byt
         while True:
             assert process.poll() is None, f"{name} ended with {process.returncode}"
             for record in await running.stack.registry.processes():
-                if record.id == name and record.state is WorkerState.READY:
+                if (record.id, record.pid) == (name, process.pid) and record.state is WorkerState.READY:
                     return GatewayProcess(name, process, record.address, record.http_address)
             await asyncio.sleep(0.05)
 

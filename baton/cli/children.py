@@ -1,4 +1,7 @@
-"""The processes of a local stack: started on loopback, tied to the launcher's life, stopped in order."""
+"""The processes of a local stack: started on loopback, tied to the launcher's life, stopped in order.
+
+All in one session, so that none waits behind the others longer than its share (``baton.state.embedded`` says more).
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,7 @@ def started(
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     env=os.environ | secrets | seen | {"GOMP_SPINCOUNT": "0"},
-                    start_new_session=True,  # Ctrl-C reaches the launcher alone, which then drains in order
+                    process_group=0,  # Ctrl-C reaches the launcher alone, which then drains in order
                 )
             children.append(Child(role, process_id, process, Path(output.name)))
         yield children
@@ -104,7 +107,11 @@ def _local_defaults(config: Path | None, state_dir: StateDir) -> list[str]:
     """The launcher's own defaults, but for keys that the user's file or environment sets."""
     layers = [*(file_settings(config) if config else ()), *environment_settings(os.environ)]
     taken = {f"{setting.section}.{setting.key}" for setting in layers}
-    defaults = (*LOCAL_DEFAULTS, f"kvtransfer.tier_directory={state_dir.tier}")
+    directories = (
+        f"kvtransfer.tier_directory={state_dir.tier}",
+        f"gateway.delivery_log_directory={state_dir.deliveries}",
+    )
+    defaults = (*LOCAL_DEFAULTS, *directories)
     return [flag for flag in defaults if flag.partition("=")[0] not in taken]
 
 

@@ -82,6 +82,11 @@ class StateDir:
         """Where the cache tier keeps its blocks, from one stack to the next."""
         return self.path / "tier"
 
+    @property
+    def deliveries(self) -> Path:
+        """Where gateways keep what their streams were delivered, for those that come after one that was killed."""
+        return self.path / "deliveries"
+
     def prepare(self) -> None:
         """Make the directories; one that exists keeps its mode."""
         try:

@@ -7,7 +7,7 @@ parts with or without a wire. Every call raises only ``baton.core.errors``; canc
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -85,8 +85,11 @@ class KvReceiverApi(Protocol):
         """Compare formats; TransferRejected names the field that differs."""
         ...
 
-    async def offer(self, chunk: KvChunk) -> None:
-        """Copy the bytes into the reservation's blocks and verify them; returning is the acknowledgement."""
+    def offer(self, chunk: KvChunk) -> Awaitable[None]:
+        """Copy the bytes into the reservation's blocks and verify them; its end is the acknowledgement.
+
+        The offer may be on its way before that is awaited, which the caller does at once.
+        """
         ...
 
     async def confirm(self, confirmation: KvConfirmation) -> None:

@@ -60,7 +60,15 @@ class QuotaApi(Protocol):
         ...
 
     async def renew(self, organisation: str, progress: Sequence[Progress], lease_seconds: float) -> list[LeaseState]:
-        """Extend leases and note what was delivered so far; the answers are in the order of ``progress``."""
+        """Extend leases and note what was delivered so far, unless more was told before; the answers are in the order
+        of ``progress``."""
+        ...
+
+    async def recover(self, organisation: str, progress: Sequence[Progress]) -> int:
+        """Note what a gateway that died had delivered, as far as its reservations are still its own: how many were.
+
+        No lease grows longer. One that has ended is charged for what it was not told of. Telling again changes nothing.
+        """
         ...
 
     async def settle(self, claim: QuotaClaim, delivered: Delivered) -> SettleOutcome:

@@ -31,6 +31,7 @@ from baton.engine.messages import (
     Attach,
     BlocksRead,
     Command,
+    CopyReport,
     Detach,
     Event,
     Failed,
@@ -198,7 +199,11 @@ class EngineClient:
             self._on_end(self._end or "the engine was closed")
             self._ended.set()
 
-    def _on_report(self, report: StepReport) -> None:
+    def _on_report(self, report: StepReport | CopyReport) -> None:
+        if isinstance(report, CopyReport):
+            for event in report.events:
+                self._on_event(event)
+            return
         self._stats = report.stats
         if report.change is not None:
             self._names.apply(report.change)

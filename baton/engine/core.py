@@ -25,6 +25,7 @@ from baton.engine.limits import EngineLimits
 from baton.engine.messages import (
     Admitted,
     Command,
+    CopyReport,
     Decode,
     Drawn,
     Event,
@@ -61,14 +62,13 @@ class EngineCore:
         self._live: dict[int, Sequence] = {}
         self.access = BlockAccess(runner, self._pool, self._live.get, clock)
         self._flights: deque[Flight] = deque()
+        self._unpublished: list[Sequence] = []  # imported contexts, to be found once a step is under way
         self._drawn_keys: list[int] = []
         self._drawn_tokens: list[int] = []
         self._events: list[Event] = []
-        self._busy_seconds = 0.0
-        self._host_seconds = 0.0
+        self._busy_seconds = self._host_seconds = 0.0
         self._steps = 0
-        self._prompt_computed = 0
-        self._prompt_cached = 0
+        self._prompt_computed = self._prompt_cached = 0
         self._generated = 0
 
     @property
@@ -171,6 +171,14 @@ class EngineCore:
         self._events.clear()
         return report
 
+    def news(self) -> StepReport | CopyReport:
+        """The same, in short where nothing but copies has ended: to tell of all else takes longer than to copy."""
+        short = None if self._drawn_keys else CopyReport.of(self._events)
+        if short is None:
+            return self.report()
+        self._events.clear()
+        return short
+
     # --- commands -----------------------------------------------------------------------------------------------------
 
     def handle(self, command: Command) -> None:
@@ -222,6 +230,7 @@ class EngineCore:
         finish = sequence.import_context(first)
         if finish is None:
             self._scheduler.start(sequence)
+            self._unpublished.append(sequence)
         else:
             self._tell(sequence, TokenChunk(finish=finish, usage=sequence.usage()))
 
@@ -259,7 +268,11 @@ class EngineCore:
         self._pool.launch(self._steps)
         self._runner.launch(step.parts)
         self._flights.append(Flight(self._steps, step))
-        step.name_blocks()
+        step.name_blocks()  # while the device computes, as what follows: a long context takes more than a millisecond
+        for sequence in self._unpublished:
+            if sequence.stage is Stage.RUNNING:
+                self._advance(sequence, sequence.computed)
+        self._unpublished.clear()
         return True
 
     def _collect(self) -> None:

@@ -6,25 +6,38 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from baton.core.errors import BatonError
 from baton.core.types import DevicePool, EngineStats, FilledBlocks, FirstToken, ModelCard, TokenChunk, TokenRequest
 from baton.engine.blocks import BlockChange
 from baton.engine.config import EngineConfig
 
+
+class Message:
+    """Pickled as its class and its fields: a third of what dataclasses take that are frozen and have slots."""
+
+    __slots__ = ()
+    __match_args__: ClassVar[tuple[str, ...]]
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), tuple(getattr(self, name) for name in self.__match_args__)
+
+
 # --- front to engine --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class Load(Message):
     """The first message to an engine process: load this model."""
 
     config: EngineConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Reserve:
+class Reserve(Message):
     """``compute_up_to``: with at most so many uncached context tokens at admission the request starts by itself, as if
     Decode(key, None) had come."""
 
@@ -34,7 +47,7 @@ class Reserve:
 
 
 @dataclass(frozen=True, slots=True)
-class Prefill:
+class Prefill(Message):
     """``compute_up_to`` as in Reserve; one that does not start by itself waits for Decode(key, None)."""
 
     key: int
@@ -43,7 +56,7 @@ class Prefill:
 
 
 @dataclass(frozen=True, slots=True)
-class Decode:
+class Decode(Message):
     """Start a held request: on written blocks with the token that was drawn elsewhere, or (None) by computing what is
     neither cached nor imported."""
 
@@ -52,7 +65,7 @@ class Decode:
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class Write(Message):
     """KV bytes for consecutive blocks of a reservation. The payload travels beside the pickle, not in it."""
 
     key: int
@@ -65,7 +78,7 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class Read(Message):
     key: int
     op: int
     first_block: int
@@ -73,7 +86,7 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
-class Attach:
+class Attach(Message):
     """Map a pool in GPU memory; it is called ``source`` from now on."""
 
     source: int
@@ -81,12 +94,12 @@ class Attach:
 
 
 @dataclass(frozen=True, slots=True)
-class Detach:
+class Detach(Message):
     source: int
 
 
 @dataclass(frozen=True, slots=True)
-class Pull:
+class Pull(Message):
     """Copy blocks of an attached pool into consecutive blocks of a held request; ``filled`` slots of the last one.
 
     ``strong`` has a byte for each block, 1 where the answer needs both lanes of the digest.
@@ -102,7 +115,7 @@ class Pull:
 
 
 @dataclass(frozen=True, slots=True)
-class Digest:
+class Digest(Message):
     """Answer with a digest of consecutive blocks of a request, one for each byte of ``strong``."""
 
     key: int
@@ -113,14 +126,14 @@ class Digest:
 
 
 @dataclass(frozen=True, slots=True)
-class Invite:
+class Invite(Message):
     """Answer with the invitation to a link that another engine can join."""
 
     op: int
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class Join(Message):
     """Take part in ``link``, as the one who sends (rank 0) or receives (1). Nothing on it may take longer than
     ``seconds``."""
 
@@ -131,12 +144,12 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(Message):
     link: int
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class Send(Message):
     """Message ``number`` of ``link``: consecutive blocks of a request, as in Digest, and answer with their digests."""
 
     key: int
@@ -149,7 +162,7 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Receive:
+class Receive(Message):
     """Message ``number`` of ``link`` into consecutive blocks of a reservation, and answer with digests of them.
 
     What comes when the request holds these blocks no more is thrown away.
@@ -165,7 +178,7 @@ class Receive:
 
 
 @dataclass(frozen=True, slots=True)
-class Import:
+class Import(Message):
     """The first ``block_count`` blocks of a held request are valid: its own were written and verified. Answered by
     Written."""
 
@@ -175,7 +188,7 @@ class Import:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadCached:
+class ReadCached(Message):
     """The bytes of the leading ones of these names that are still in the prefix cache, whoever uses the blocks."""
 
     op: int
@@ -183,14 +196,14 @@ class ReadCached:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class Release(Message):
     """The front is done with the request, in whatever state; unknown keys are fine (it has ended by itself)."""
 
     key: int
 
 
 @dataclass(frozen=True, slots=True)
-class Abandon:
+class Abandon(Message):
     """Nobody waits for the Receive of this number any more: what comes for it is thrown away."""
 
     op: int
@@ -203,19 +216,19 @@ Command = Reserve | Prefill | Decode | Write | Read | Import | ReadCached | Rele
 
 
 @dataclass(frozen=True, slots=True)
-class Loading:
+class Loading(Message):
     """Progress for people."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
-class LoadFailed:
+class LoadFailed(Message):
     error: BatonError
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(Message):
     card: ModelCard
     stats: EngineStats
     is_shared: bool = False  # the descriptor of the pool's memory has been sent beside the channel
@@ -224,7 +237,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
+class Admitted(Message):
     key: int
     cached_tokens: int
     computing: bool = False  # it has started by itself
@@ -232,25 +245,25 @@ class Admitted:
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
+class Filled(Message):
     key: int
     blocks: FilledBlocks
 
 
 @dataclass(frozen=True, slots=True)
-class First:
+class First(Message):
     key: int
     first: FirstToken
 
 
 @dataclass(frozen=True, slots=True)
-class Streamed:
+class Streamed(Message):
     key: int
     chunk: TokenChunk
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Message):
     """This request has ended with an error and holds nothing any more."""
 
     key: int
@@ -258,12 +271,12 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class Written(Message):
     op: int
 
 
 @dataclass(frozen=True, slots=True)
-class BlocksRead:
+class BlocksRead(Message):
     op: int
     payload: bytes
 
@@ -272,7 +285,7 @@ class BlocksRead:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(Message):
     """What a device command asked for: digests one after another, or an invitation."""
 
     op: int
@@ -280,7 +293,7 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(Message):
     """A read, write or pull that was not done."""
 
     op: int
@@ -291,7 +304,20 @@ Event = Admitted | Filled | First | Streamed | Failed | Written | BlocksRead | A
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class CopyReport(Message):
+    """What has become of copies beside the steps; nothing else has happened since the last report."""
+
+    events: tuple[Answered | Refused, ...]
+
+    @classmethod
+    def of(cls, events: Sequence[Event]) -> CopyReport | None:
+        """None where one of the events is of another kind."""
+        ended = tuple(event for event in events if isinstance(event, Answered | Refused))
+        return cls(ended) if len(ended) == len(events) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn(Message):
     """Requests that got one token and nothing else, which is nearly all of them nearly always.
 
     ``token_ids[i]`` is the token of ``keys[i]``: two flat tuples take a third of the time that pairs take.
@@ -302,7 +328,7 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True)
-class StepReport:
+class StepReport(Message):
     """Everything that happened since the last report: what a step brought for a key is in one of both."""
 
     drawn: Drawn

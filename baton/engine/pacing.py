@@ -18,6 +18,7 @@ TELLING_SHARE = 1 / 8
 OUTLIER = 2.0  # a step that was this many times too slow was held up by something else
 UNMEASURED_TOKENS = 256  # of prompts, in a step beside rows, before any chunk has been measured
 LEAST_TOKENS = 64  # the same, when the rows alone take too long: prompts go on, slowly
+TILE_ROWS = 128  # of a step: a GPU's products take as long for any number up to the next multiple
 
 
 class _Launch(NamedTuple):
@@ -80,7 +81,7 @@ class StepPace:
         if not self._token_seconds:
             return min(UNMEASURED_TOKENS, self._most)
         fitting = int((self._target - self.row_seconds) / self._token_seconds)
-        return min(max(fitting, LEAST_TOKENS), self._most)
+        return min(max(_whole_tiles(rows, fitting), LEAST_TOKENS), self._most)
 
     def prompt_tokens_per_second(self, rows: int) -> float:
         """How fast a prompt would be computed beside ``rows`` decode rows; 0: not measured yet."""
@@ -90,6 +91,12 @@ class StepPace:
             return 1 / self._token_seconds
         tokens = self.chunk_tokens(rows)
         return tokens / (self.row_seconds + tokens * self._token_seconds)
+
+
+def _whole_tiles(rows: int, tokens: int) -> int:
+    """As many of ``tokens`` as fill up the last tile that they and ``rows`` would reach; all of them in the first."""
+    total = rows + tokens
+    return tokens if total < TILE_ROWS else total - total % TILE_ROWS - rows
 
 
 def _believed(seen: float, known: float) -> float:

@@ -69,6 +69,8 @@ def _loop(core: EngineCore, runner: Runner, channel: SyncChannel, clock: Clock, 
             was_told |= not isinstance(command, DeviceCommand)  # those only begin something, or are refused
             is_readable = clock.now() < last_intake and inbox.is_readable(0.0)
         core.look()
+        if core.has_news and not was_told:  # who waits for a copy waits for nothing else
+            channel.send(core.news())
         core.admit()
         if was_told or core.has_news:
             channel.send(core.report())
@@ -91,7 +93,7 @@ def _serve_copies(core: EngineCore, inbox: Inbox, channel: SyncChannel) -> None:
         core.handle(command)
     core.look()
     if core.has_news:
-        channel.send(core.report())
+        channel.send(core.news())
 
 
 def _announce(runner: Runner, core: EngineCore, channel: SyncChannel, descriptors: Descriptors) -> None:

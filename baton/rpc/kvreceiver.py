@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
 from typing import Any, Final
 
 import grpc
 import grpc.aio
 
 from baton.core.api import KvReceiverApi
-from baton.core.errors import InvalidRequest
+from baton.core.errors import InvalidRequest, PeerUnavailable
 from baton.core.types import KvChunk, KvConfirmation, KvHandshake
 from baton.rpc.calls import Calls
 from baton.rpc.channels import PeerChannel
@@ -87,8 +88,9 @@ def kvreceiver_service(receiver: KvReceiverApi) -> Service:
 
 
 class KvReceiverClient(KvReceiverApi):
-    """``limit``: seconds after which a receiver that does not answer counts as lost. A confirmation with checksums may
-    have to wait there for copies, of which only its caller knows when they are done: it has no limit here."""
+    """``limit``: seconds after which a receiver that does not answer counts as lost, or takes no further message of a
+    stream. A confirmation with checksums may have to wait there for copies, of which only its caller knows when they
+    are done: it has no limit here."""
 
     def __init__(self, channel: PeerChannel, limit: float = 10.0) -> None:
         self._channel = channel
@@ -119,12 +121,26 @@ class KvReceiverClient(KvReceiverApi):
     async def offer(self, chunk: KvChunk) -> None:
         metadata = self._channel.metadata(chunk.ticket.request_id)
         if chunk.pieces:
-            # Each part is put together when the one before is on its way, while the caches have what gRPC is to copy.
-            parts = map(chunk_to_wire, chunk.parts(PART_BYTES))
-            call = self._offer_all(parts, timeout=self._limit, metadata=metadata)
+            call: Awaitable[object] = self._streamed(self._offer_all(metadata=metadata), chunk)
         else:
             call = self._offer(chunk_to_wire(chunk), timeout=self._limit, metadata=metadata)
         await self._channel.answer_soon(call, self._limit)
+
+    async def _streamed(self, call: Any, chunk: KvChunk) -> None:
+        """Each part is put together when the one before is on its way, while the caches have what gRPC is to copy."""
+        for part in chunk.parts(PART_BYTES):
+            if call.done():  # refused amid the stream
+                break
+            await self._in_time(call.write(chunk_to_wire(part)))
+        await self._in_time(call.done_writing())
+        await self._in_time(call)
+
+    async def _in_time(self, step: Awaitable[object]) -> None:
+        try:
+            async with asyncio.timeout(self._limit):
+                await step
+        except TimeoutError as error:
+            raise PeerUnavailable(f"{self._channel.address}: nothing taken within {self._limit:g} s") from error
 
     async def confirm(self, confirmation: KvConfirmation) -> None:
         metadata = self._channel.metadata(confirmation.ticket.request_id)

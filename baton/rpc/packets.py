@@ -10,6 +10,7 @@ import asyncio
 import socket
 import struct
 from collections import deque
+from collections.abc import Awaitable
 from contextlib import suppress
 from enum import IntEnum
 from itertools import count
@@ -97,21 +98,25 @@ class PacketCalls:
         self._numbers = count(1)
         self._waiting: dict[int, asyncio.Future[None]] = {}
 
-    async def call(self, kind: Kind, message: bytes) -> None:
-        """Returns, or raises, what the receiver answered; PeerUnavailable when the connection has ended."""
+    def call(self, kind: Kind, message: bytes) -> asyncio.Future[None]:
+        """The packet goes at once. What is returned ends, or fails, as the receiver answers, with PeerUnavailable when
+        the connection has ended; cancelling it cancels the call."""
         number = next(self._numbers)
         self._waiting[number] = answer = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(lambda _: self._ended(number, answer))
         try:
             self._packets.send(_HEAD.pack(kind, number) + message)
-            await answer
         except OSError as error:
-            raise PeerUnavailable(f"{self._peer}: the connection has ended: {error}") from error
-        except asyncio.CancelledError:
-            with suppress(OSError):  # it has ended, and the call with it
+            lost = PeerUnavailable(f"{self._peer}: the connection has ended: {error}")
+            lost.__cause__ = error
+            answer.set_exception(lost)
+        return answer
+
+    def _ended(self, number: int, answer: asyncio.Future[None]) -> None:
+        del self._waiting[number]
+        if answer.cancelled():
+            with suppress(OSError):  # the connection has ended, and the call with it
                 self._packets.send(_HEAD.pack(Kind.CANCEL, number))
-            raise
-        finally:
-            del self._waiting[number]
 
     def take(self, packet: bytes) -> None:
         """An answer. InvalidRequest when it is none."""
@@ -145,12 +150,9 @@ class PacketReceiver(KvReceiverApi):
     async def handshake(self, hello: KvHandshake) -> KvHandshake:
         return await self._usual.handshake(hello)
 
-    async def offer(self, chunk: KvChunk) -> None:
+    def offer(self, chunk: KvChunk) -> Awaitable[None]:
         message = chunk_to_wire(chunk).SerializeToString()
-        if _is_packet(message):
-            await self._calls.call(Kind.OFFER, message)
-        else:
-            await self._usual.offer(chunk)
+        return self._calls.call(Kind.OFFER, message) if _is_packet(message) else self._usual.offer(chunk)
 
     async def confirm(self, confirmation: KvConfirmation) -> None:
         message = confirmation_to_wire(confirmation).SerializeToString()

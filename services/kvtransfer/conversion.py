@@ -16,6 +16,7 @@ from functools import lru_cache
 from math import lcm
 
 from baton.core.errors import TransferRejected
+from baton.core.streams import closing
 from baton.core.types import FilledBlocks, KvChunk, KvFormat
 from services.kvtransfer.checksum import block_checksums
 
@@ -69,20 +70,27 @@ class Conversion:
         """About ``count`` blocks of the sender, but as many as fill whole ones of the receiver."""
         return max(1, count // self.group) * self.group
 
-    async def grouped(self, filled: AsyncIterator[FilledBlocks]) -> AsyncGenerator[FilledBlocks, None]:
-        """The same blocks of the sender, cut where a group ends; what is left of the last group comes at the end."""
+    def grouped(self, filled: AsyncIterator[FilledBlocks]) -> AsyncIterator[FilledBlocks]:
+        """The same blocks of the sender, cut where a group ends; what is left of the last group comes at the end.
+
+        To be closed in the place of ``filled``.
+        """
+        return self._cut(filled) if self.is_needed else filled
+
+    async def _cut(self, filled: AsyncIterator[FilledBlocks]) -> AsyncGenerator[FilledBlocks, None]:
         left: FilledBlocks | None = None
-        async for blocks in filled:
-            first, count = blocks.first_block, blocks.block_count
+        async with closing(filled):
+            async for blocks in filled:
+                first, count = blocks.first_block, blocks.block_count
+                if left is not None:
+                    first, count = left.first_block, left.block_count + count
+                whole = (first + count) // self.group * self.group - first
+                reached = FilledBlocks(first, count, blocks.tokens)
+                if whole > 0:
+                    yield reached.part(first, whole, self.source.block_size)
+                left = reached.part(first + whole, count - whole, self.source.block_size) if count > whole else None
             if left is not None:
-                first, count = left.first_block, left.block_count + count
-            whole = (first + count) // self.group * self.group - first
-            reached = FilledBlocks(first, count, blocks.tokens)
-            if whole > 0:
-                yield reached.part(first, whole, self.source.block_size)
-            left = reached.part(first + whole, count - whole, self.source.block_size) if count > whole else None
-        if left is not None:
-            yield left
+                yield left
 
     def landing(self, first_block: int, block_count: int, context_tokens: int, held: int) -> Landing:
         """Of blocks of the sender, of a prompt of ``context_tokens`` of which the receiver holds ``held`` blocks.

@@ -150,17 +150,24 @@ class PoolDoor:
             for fd in fds:  # an empty packet may bring one
                 os.close(fd)
             self._leave(caller)
-        elif caller in self._answers and not fds:
-            self._on_packet(caller, message)
         else:
             self._on_greeting(caller, message, fds)
 
-    def _on_packet(self, caller: socket.socket, packet: bytes) -> None:
+    def _on_packet(self, caller: socket.socket, answers: PacketAnswers) -> None:
+        """From one who has been let in. A descriptor that comes with it is closed by the system."""
         try:
-            self._answers[caller].take(packet)
+            packet = caller.recv(MAX_PACKET)
+        except BlockingIOError:
+            return
+        except OSError:
+            packet = b""
+        try:
+            if packet:
+                answers.take(packet)
+                return
         except InvalidRequest as error:
             log.warning("kv door", extra={"error": error.message})
-            self._leave(caller)
+        self._leave(caller)
 
     def _on_greeting(self, caller: socket.socket, message: bytes, fds: list[int]) -> None:
         try:
@@ -172,7 +179,8 @@ class PoolDoor:
             self._leave(caller)
         else:
             if self._receiver is not None:
-                self._answers[caller] = PacketAnswers(self._receiver, Packets(caller))
+                self._answers[caller] = answers = PacketAnswers(self._receiver, Packets(caller))
+                self._loop.add_reader(caller, self._on_packet, caller, answers)
 
     def _let_in(self, caller: socket.socket, message: bytes, fds: list[int]) -> None:
         mapped = MappedPool(fds[0]) if fds else None

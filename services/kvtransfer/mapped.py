@@ -9,7 +9,7 @@ copy is never valid. Such transports differ in where the pool lies and who diges
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from baton.core.api import KvReceiverApi, PrefillRun, WritableBlocks
@@ -68,25 +68,31 @@ class MappedOutgoing:
     def receiver(self, hello: KvHandshake, usual: KvReceiverApi) -> KvReceiverApi:
         return self._calls.receiver(hello, usual)
 
+    def is_streamed(self, receiver: KvHandshake) -> bool:
+        """The bytes are not in the offer."""
+        return False
+
     async def chunk(self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks) -> KvChunk:
         checksums = () if self._digest is None else await self._digest(run, blocks)
-        return replace(self._bare(ticket, run, blocks), checksums=checksums)
+        return self._named(ticket, run, blocks, checksums)
 
     def early_chunk(self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks) -> EarlyChunk | None:
         digest = self._digest
         if digest is None:
             return None
-        chunk = replace(self._bare(ticket, run, blocks), late_checksums=self._critical(blocks))
+        chunk = self._named(ticket, run, blocks, late=self._critical(blocks))
         return EarlyChunk(chunk, lambda: digest(run, blocks))
 
     def close(self) -> None:
         """End the connections: receivers unmap the pool."""
         self._calls.close()
 
-    def _bare(self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks) -> KvChunk:
+    def _named(
+        self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks, checksums: Digests = (), late: bytes = b""
+    ) -> KvChunk:
         first, count = blocks.first_block, blocks.block_count
         source = KvSource(self._epoch, run.block_ids(first, count), self.name)
-        return KvChunk(ticket, first, count, b"", source=source)
+        return KvChunk(ticket, first, count, b"", checksums, source, late_checksums=late)
 
 
 class MappedIncoming:

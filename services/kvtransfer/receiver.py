@@ -130,22 +130,29 @@ class KvReceiver:
 
     async def offer(self, chunk: KvChunk) -> None:
         began = self._clock.now()
-        with self._counting_failures(_label(chunk)):
+        try:
             transport = self._transport(transport_of(chunk))
             tokens = await self._store(transport, chunk)
+        except BatonError as error:
+            self._series.failed(_label(chunk), error.reason)
+            raise
         size = tokens * self._identity.format.token_bytes
         self._series.received(transport.name, size, self._clock.now() - began)
 
     async def confirm(self, confirmation: KvConfirmation) -> None:
         ticket, blocks = confirmation.ticket, (confirmation.first_block, confirmation.block_count)
-        with self._counting_failures(NO_TRANSPORT):
+        transport = NO_TRANSPORT
+        try:
             while confirmation.checksums and not self._book.has_acknowledged(ticket, *blocks):
                 await self._deliveries[ticket].news()
-        delivery = self._deliveries.get(ticket)
-        with self._counting_failures(NO_TRANSPORT if delivery is None else delivery.transport):
+            delivery = self._deliveries.get(ticket)
             if delivery is not None:
+                transport = delivery.transport
                 delivery.late_checksums.verify(confirmation)
             self._book.confirm(ticket, *blocks)
+        except BatonError as error:
+            self._series.failed(transport, error.reason)
+            raise
 
     async def _store(self, transport: Incoming, chunk: KvChunk) -> int:
         """The number of tokens that came."""

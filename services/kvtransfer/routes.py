@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from baton.core.clock import Clock
 from baton.core.errors import TransferRejected, TransportUnavailable
@@ -53,23 +53,23 @@ class Routes:
         if self._resting.get(key, now) > now:
             return
         transport.forget(receiver)
-        left = [other for other in self._open_to(receiver) if other is not transport]
-        if not left:
+        left = next((other for other in self._open_to(receiver) if other is not transport), None)
+        if left is None:
             raise error
         self._resting = {each: until for each, until in self._resting.items() if until > now}
         self._resting[key] = now + self._rest
-        labels = {"from": transport.name.value, "to": left[0].name.value}
+        labels = {"from": transport.name.value, "to": left.name.value}
         self._fallbacks.add(1, **labels, cause=cause)
         details = {"peer": receiver.worker_id, "cause": cause, "error": error.message}
         log.warning("transport fallback", extra={**labels, **details})
 
-    def _open_to(self, receiver: KvHandshake) -> list[Outgoing]:
+    def _open_to(self, receiver: KvHandshake) -> Iterator[Outgoing]:
         now, theirs = self._clock.now(), spoken(receiver)
-        return [
-            transport
-            for transport in self._transports
-            if transport.name in theirs
-            and (transport.name.converts or receiver.format == self._layout)
-            and transport.reaches(receiver)
-            and self._resting.get((receiver.epoch, transport.name), now) <= now
-        ]
+        for transport in self._transports:
+            if (
+                transport.name in theirs
+                and (transport.name.converts or receiver.format == self._layout)
+                and transport.reaches(receiver)
+                and self._resting.get((receiver.epoch, transport.name), now) <= now
+            ):
+                yield transport

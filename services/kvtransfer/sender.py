@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from baton.core.types import FilledBlocks, KvHandshake, Ticket
 from services.kvtransfer.circuit import Circuit
 from services.kvtransfer.config import KvTransferConfig
 from services.kvtransfer.conversion import Conversion
-from services.kvtransfer.handshake import compare, takes_late_checksums
+from services.kvtransfer.handshake import compare, late_ways
 from services.kvtransfer.routes import Routes
 from services.kvtransfer.series import SenderSeries
 from services.kvtransfer.shipment import Shipment
@@ -98,26 +98,31 @@ class KvSender:
         """
         receiver = await self.connect(ticket)
         best = await self._routes.choose(receiver)
-        shipment = Shipment(ticket, receiver, run, Conversion(self._identity.format, receiver.format), skip_blocks)
-        confirming: Awaitable[None] | None = None
-        async with AsyncExitStack() as stack:
-            try:
-                async with asyncio.TaskGroup() as group:
-                    await self._offer_all(shipment, best, group)
-                    if await shipment.all_digested():
-                        confirming = await stack.enter_async_context(_beside(self._confirm(shipment, best)))
-            except ExceptionGroup as failures:
-                cause = _cause(failures)
-                if isinstance(cause, TransportUnavailable):  # there is no way to what it said it was: ask it anew
-                    self._known.pop((ticket.receiver_address, ticket.receiver_epoch), None)
-                raise cause from failures
+        conversion = Conversion(self._identity.format, receiver.format)
+        shipment = Shipment(ticket, receiver, run, conversion, skip_blocks, late_ways(self._identity, receiver))
+        confirming: asyncio.Task[None] | None = None
+        try:
+            async with asyncio.TaskGroup() as group:
+                await self._offer_all(shipment, best, group)
+                if await shipment.all_digested():
+                    confirming = asyncio.create_task(self._confirm(shipment, best))
             if shipment.tokens:
                 await self._answered(ticket, best.name, confirming or self._confirm(shipment, best))
+        except ExceptionGroup as failures:
+            cause = _cause(failures)
+            if isinstance(cause, TransportUnavailable):  # there is no way to what it said it was: ask it anew
+                self._known.pop((ticket.receiver_address, ticket.receiver_epoch), None)
+            raise cause from failures
+        finally:
+            if confirming is not None:
+                await _end(confirming)
         return shipment.size
 
     async def _offer_all(self, shipment: Shipment, best: Outgoing, group: asyncio.TaskGroup) -> None:
         """Until the last offer has begun."""
         slots = asyncio.Semaphore(self._config.offers_in_flight)
+        conversion, size = shipment.conversion, self._identity.format.block_size
+        most, skipped = self._most_blocks(shipment, best), conversion.first_block(shipment.skip_blocks)
 
         async def hand_over(blocks: FilledBlocks) -> None:
             try:
@@ -125,14 +130,16 @@ class KvSender:
             finally:
                 slots.release()
 
-        async with aclosing(self._messages(shipment, best)) as messages:
-            async for blocks in messages:
-                await slots.acquire()
-                shipment.begin(blocks)
-                group.create_task(hand_over(blocks))
+        async with closing(conversion.grouped(shipment.run.filled())) as groups:
+            async for group_of_blocks in groups:
+                for blocks in _pieces(group_of_blocks, skipped, most, size):
+                    await slots.acquire()
+                    shipment.begin(blocks)
+                    group.create_task(hand_over(blocks))
+                    await asyncio.sleep(0)  # the offer goes before anything else is seen to
 
     async def _confirm(self, shipment: Shipment, best: Outgoing) -> None:
-        await best.receiver(shipment.receiver, self._receivers(shipment.ticket)).confirm(shipment.confirmation)
+        await self._receiver(shipment, best).confirm(shipment.confirmation)
 
     async def _hand_over(self, shipment: Shipment, blocks: FilledBlocks) -> None:
         """Offer blocks, by the next transport if one turns out not to work, which may take smaller offers."""
@@ -140,15 +147,14 @@ class KvSender:
         size = (blocks.tokens - blocks.first_block * layout.block_size) * layout.token_bytes
         while True:
             transport = await self._routes.choose(shipment.receiver)
-            most = self._most_blocks(transport, shipment.conversion)
+            most = self._most_blocks(shipment, transport)
             if blocks.block_count > most:
-                for piece in _pieces(blocks, most, layout.block_size):
+                for piece in _pieces(blocks, blocks.first_block, most, layout.block_size):
                     await self._hand_over(shipment, piece)
                 return
             began = self._clock.now()
             try:
-                with self._watched(shipment.ticket, transport, blocks, size):
-                    await self._offer(shipment, transport, blocks)
+                await self._offer(shipment, transport, blocks, size)
             except TransportUnavailable as error:
                 self._routes.fail(shipment.receiver, transport, error)
             else:
@@ -156,29 +162,27 @@ class KvSender:
                 shipment.size += size
                 return
 
-    async def _offer(self, shipment: Shipment, transport: Outgoing, blocks: FilledBlocks) -> None:
+    async def _offer(self, shipment: Shipment, transport: Outgoing, blocks: FilledBlocks, size: int) -> None:
         """Have the receiver take blocks; those of their checksums that it is told later become the shipment's."""
-        ticket, receiver, run = shipment.ticket, shipment.receiver, shipment.run
-        early = None
-        if takes_late_checksums(self._identity, receiver, transport.name):
-            early = transport.early_chunk(ticket, run, blocks)
-        if early is None:
+        ticket, run = shipment.ticket, shipment.run
+        early = transport.early_chunk(ticket, run, blocks) if transport.name in shipment.late_ways else None
+        if early is not None:  # on its way before anything else is seen to
+            offer = self._receiver(shipment, transport).offer(early.chunk)
+            with self._watched(ticket, transport, blocks, size):
+                async with _beside(_digest(shipment, blocks, early)) as digesting:
+                    await self._acknowledged(shipment, transport, offer)
+                    await digesting
+            return
+        with self._watched(ticket, transport, blocks, size):
             shipment.digested(blocks)
             chunk = await transport.chunk(ticket, run, blocks)
-        else:
-            chunk = early.chunk
-        if shipment.conversion.is_needed:
-            chunk = replace(chunk, format=self._identity.format)
-        # Only now: a channel on which nothing runs may be closed meanwhile.
-        offer = self._answered(
-            ticket, transport.name, transport.receiver(receiver, self._receivers(ticket)).offer(chunk)
-        )
-        if early is None:
-            await offer
-            return
-        async with _beside(_digest(shipment, blocks, early)) as digesting:  # once the offer is on its way
-            await offer
-            await digesting
+            if shipment.conversion.is_needed:
+                chunk = replace(chunk, format=self._identity.format)
+            await self._acknowledged(shipment, transport, self._receiver(shipment, transport).offer(chunk))
+
+    def _receiver(self, shipment: Shipment, transport: Outgoing) -> KvReceiverApi:
+        """Asked for each call: a channel on which nothing runs may be closed meanwhile."""
+        return transport.receiver(shipment.receiver, self._receivers(shipment.ticket))
 
     @contextmanager
     def _watched(self, ticket: Ticket, transport: Outgoing, blocks: FilledBlocks, size: int) -> Iterator[None]:
@@ -194,41 +198,37 @@ class KvSender:
         with self._series.in_flight(transport.name, blocks.block_count), span:
             yield
 
-    async def _messages(self, shipment: Shipment, transport: Outgoing) -> AsyncGenerator[FilledBlocks, None]:
-        """The blocks of each offer: finished ones, without the skipped ones, as many as ``transport`` takes at most.
-
-        To a receiver of another block size those that fill whole blocks there.
-        """
-        conversion = shipment.conversion
-        most = self._most_blocks(transport, conversion)
-        skipped = conversion.first_block(shipment.skip_blocks)
-        async with closing(shipment.run.filled()) as filled, aclosing(conversion.grouped(filled)) as groups:
-            async for blocks in groups:
-                first, stop = max(blocks.first_block, skipped), blocks.first_block + blocks.block_count
-                if first < stop:
-                    size = self._identity.format.block_size
-                    for piece in _pieces(blocks.part(first, stop - first, size), most, size):
-                        yield piece
-
-    def _most_blocks(self, transport: Outgoing, conversion: Conversion) -> int:
+    def _most_blocks(self, shipment: Shipment, transport: Outgoing) -> int:
         """Of one offer. What is converted passes the receiver's front, which serves others meanwhile."""
-        most = self._config.most_bytes(transport.name)
-        most = min(most, self._config.max_message_bytes) if conversion.is_needed else most
+        config, conversion = self._config, shipment.conversion
+        most = config.most_bytes(transport.name)
+        if conversion.is_needed:
+            most = min(most, config.max_message_bytes)
+        elif transport.is_streamed(shipment.receiver):
+            most = config.max_mapped_bytes
         return conversion.at_most(self._blocks_of(most))
 
     def _blocks_of(self, size: int) -> int:
         return max(1, size // self._identity.format.block_bytes)
 
+    async def _acknowledged(self, shipment: Shipment, transport: Outgoing, offer: Awaitable[None]) -> None:
+        """As ``_answered``. For each message of a stream the call itself has that limit: a slow link is not silence."""
+        limit = None if transport.is_streamed(shipment.receiver) else self._config.acknowledge_seconds
+        await self._within(limit, shipment.ticket, transport.name, offer)
+
     async def _answered(self, ticket: Ticket, transport: str, call: Awaitable[T]) -> T:
         """The receiver's answer. A receiver that is gone or silent is PeerUnavailable and left alone for a while."""
-        limit = asyncio.timeout(self._config.acknowledge_seconds)
+        return await self._within(self._config.acknowledge_seconds, ticket, transport, call)
+
+    async def _within(self, seconds: float | None, ticket: Ticket, transport: str, call: Awaitable[T]) -> T:
+        limit = asyncio.timeout(seconds)
         try:
             async with limit:
                 return await call
         except TimeoutError as error:
             if not limit.expired():
                 raise
-            silent = f"receiver {ticket.receiver_address}: no answer within {self._config.acknowledge_seconds} s"
+            silent = f"receiver {ticket.receiver_address}: no answer within {seconds} s"
             raise self._lost(ticket, transport, PeerUnavailable(silent)) from error
         except PeerUnavailable as error:
             raise self._lost(ticket, transport, error) from error.__cause__
@@ -251,10 +251,10 @@ async def _digest(shipment: Shipment, blocks: FilledBlocks, early: EarlyChunk) -
     shipment.digested(blocks, await early.checksums())
 
 
-def _pieces(blocks: FilledBlocks, most: int, block_size: int) -> Iterator[FilledBlocks]:
-    """The same blocks, ``most`` at a time."""
+def _pieces(blocks: FilledBlocks, skipped: int, most: int, block_size: int) -> Iterator[FilledBlocks]:
+    """The same blocks without those before ordinal ``skipped``, ``most`` at a time."""
     stop = blocks.first_block + blocks.block_count
-    for first in range(blocks.first_block, stop, most):
+    for first in range(max(blocks.first_block, skipped), stop, most):
         yield blocks.part(first, min(most, stop - first), block_size)
 
 
@@ -265,8 +265,16 @@ async def _beside(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]
     try:
         yield task
     finally:
+        await _end(task)
+
+
+async def _end(task: asyncio.Task[Any]) -> None:
+    """Whatever it ended with concerns nobody who has not heard of it yet."""
+    if not task.done():
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+    elif not task.cancelled():
+        task.exception()
 
 
 def _cause(failures: ExceptionGroup[Exception]) -> Exception:

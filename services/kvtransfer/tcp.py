@@ -46,6 +46,10 @@ class TcpOutgoing:
     def receiver(self, hello: KvHandshake, usual: KvReceiverApi) -> KvReceiverApi:
         return usual if OFFER_STREAMS in hello.features else _InOneMessage(usual)
 
+    def is_streamed(self, receiver: KvHandshake) -> bool:
+        """What is fetched from the engine is there in one piece."""
+        return self._blocks_here is not None and OFFER_STREAMS in receiver.features
+
     async def chunk(self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks) -> KvChunk:
         first, count, here = blocks.first_block, blocks.block_count, self._blocks_here
         if here is not None:

@@ -33,6 +33,11 @@ class Booking:
     progress: tuple[int, int, int] = (1, 0, 0)
     state: str = "open"
 
+    def tell(self, delivered: Delivered) -> None:
+        told = (1, delivered.input_tokens, delivered.output_tokens)
+        if above(self.progress, told) == (0, 0, 0):
+            self.progress = told
+
     def pay(self, total: tuple[int, int, int], state: str) -> None:
         already = add(self.before, self.paid)
         self.paid = add(self.paid, above(total, already))
@@ -110,8 +115,18 @@ class QuotaModel:
     def renew(self, claim: QuotaClaim, delivered: Delivered, now: float) -> None:
         booking = self.latest(claim)
         if booking is not None and booking.claim.owner == claim.owner and booking.state == "open":
-            booking.progress = (1, delivered.input_tokens, delivered.output_tokens)
+            booking.tell(delivered)
             booking.lease_end = now + claim.lease_seconds
+
+    def recover(self, claim: QuotaClaim, delivered: Delivered) -> bool:
+        """Whether the admission is still this owner's, open or expired."""
+        booking = self.latest(claim)
+        if booking is None or booking.claim.owner != claim.owner or booking.state == "over":
+            return False
+        booking.tell(delivered)
+        if booking.state == "expired":
+            booking.pay(booking.progress, "expired")
+        return True
 
     def latest(self, claim: QuotaClaim) -> Booking | None:
         same = [

@@ -53,6 +53,7 @@ ACTIONS = (
     "settle",
     "settle",
     "renew",
+    "recover",
     "release",
     "expire",
     "charge",
@@ -106,9 +107,14 @@ class Run:
         elif step.action == "release":
             self.model.release(made)
             self.log.append(await self.world.quota.release(made))
-        else:
+            return
+        told = Progress(made.request_id, made.account.tenant.name, made.owner, delivered)
+        if step.action == "recover":
+            found = await self.world.quota.recover("umbrella", [told])
+            assert (found == 1) is self.model.recover(made, delivered)
+            self.may_exceed = True  # what came late has given its room to others
+        elif step.action == "renew":
             self.model.renew(made, delivered, self.now)
-            told = Progress(made.request_id, made.account.tenant.name, made.owner, delivered)
             self.log.append(await self.world.quota.renew("umbrella", [told], made.lease_seconds))
 
     async def reserve(self, order: QuotaClaim) -> None:

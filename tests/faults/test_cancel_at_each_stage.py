@@ -127,7 +127,7 @@ def test_blocks_return_only_after_a_write_that_has_begun_has_ended(
             writes: list[asyncio.Task[None]] = []
 
             async def detached(chunk: KvChunk) -> KvChunk:
-                writes.append(asyncio.create_task(decode.offers.inner.offer(chunk)))
+                writes.append(asyncio.ensure_future(decode.offers.inner.offer(chunk)))
                 await asyncio.Event().wait()
                 return chunk
 

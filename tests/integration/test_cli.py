@@ -165,6 +165,14 @@ def test_secrets_show_in_no_command_line_log_or_configuration(running: Baton) ->
         assert path.stat().st_mode & 0o077 == 0, path
 
 
+def test_an_interrupt_at_the_terminal_reaches_the_launcher_alone_though_all_share_its_session(running: Baton) -> None:
+    record = running.record()
+    pids = [process.pid for process in record.processes]
+    assert len(pids) == 6
+    assert os.getpgid(record.supervisor_pid) not in map(os.getpgid, pids)
+    assert set(map(os.getsid, pids)) == {os.getsid(record.supervisor_pid)}
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_whatever_ends_the_supervisor_ends_every_process(signum: signal.Signals, tmp_path: Path) -> None:
     baton = Baton(tmp_path)

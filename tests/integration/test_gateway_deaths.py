@@ -1,4 +1,7 @@
-"""Gateways killed in the middle of their streams: what was delivered is charged, and nothing stays reserved."""
+"""Gateways killed in the middle of their streams: what was delivered is charged, and nothing stays reserved.
+
+Without delivery logs, so that renewals alone tell what was; with them, see ``test_delivery_logs.py``.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ STREAMS = 6  # of each kind at each gateway
 LENGTH = 400
 ASK = replace(prompt_request(range(10, 26), LENGTH), stop=StopRules(ignore_eos=True))
 LEASE = ("gateway.quota_lease_seconds=1.5", "gateway.quota_renew_seconds=0.1", "engine.max_waiting=1000")
+UNLOGGED = "gateway.delivery_log_directory="
 PATIENCE = ("state.quota_budget_ms=20000", "gateway.planner_budget_ms=20000")
 PERSISTENT = ResumePolicy(attempts=50, attempts_unanswered=50, first_pause=0.05, longest_pause=0.2)
 UNASSISTED = ResumePolicy(attempts=0, attempts_unanswered=0)
@@ -67,7 +71,7 @@ class Gateways:
 async def three_gateways(*flags: str) -> AsyncIterator[Gateways]:
     """The admin API is asked at the first one, which is not to be killed."""
     async with (
-        running_stack("fake", *PATIENCE, *LEASE, *flags, prefill=0) as running,
+        running_stack("fake", *PATIENCE, *LEASE, UNLOGGED, *flags, prefill=0) as running,
         further_gateways(running, "gateway-1", "gateway-2") as others,
         tenants_at(running) as tenants,
     ):

@@ -1,7 +1,8 @@
 """Four gateway processes race for one tenant's limits: not one request or token too many, and refusals cost nothing.
 
-By the settings as they are, in a crowd of processes on few cores, Redis may get no processor for longer than it may be
-silent. Then a gateway decides by itself, and counts that: what is too much is no more. With ``PATIENCE`` none does.
+On few cores Redis may get no processor for longer than it may be silent, by the settings as they are: seldom, since it
+goes before its clients where that is permitted, but what else runs on a machine is in nobody's hands. Then a gateway
+decides by itself, and counts that: what is too much is no more. With ``PATIENCE`` none does.
 """
 
 from __future__ import annotations

@@ -24,7 +24,10 @@ from baton.engine.cuda.library import CudaLibrary
 from baton.engine.cuda.mid_rows import MidRows
 
 # Rows to measure: the decode batches in steps that change which tile is best, and prefill chunks.
-TUNED_ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 512, 1024, 2048, 4096, 8192)
+TUNED_ROWS = (
+    *(1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048),
+    *(4096, 8192),
+)
 
 # What a layer's norms, activation and rounding take beside the plain products of few rows, in launches that the fused
 # ones save: on an H200 2.6 to 3.3 for bf16 operands and 5 to 8.6 for e4m3, by bench.cuda_kernels at one row.

@@ -117,26 +117,30 @@ local function ending()
     end
   end
 
-  -- Charges a reservation whose lease has ended for what its gateway last told of it.
-  local function expire(member)
-    local key = prefix .. 'r:' .. member
-    local text = redis.call('GET', key)
-    local r = text and parsed(text)
-    if not r or r.state ~= OPEN then
-      redis.call('ZREM', KEYS[1], member)
-      return
-    end
+  -- Charges a reservation for what its gateway last told of it, and leaves it expired.
+  local function lapse(member, r, reason)
     local numbers = r.numbers
     local input, cached, output, energy = unpack(numbers, PROGRESS, PROGRESS + 3)
     local cost = cost_of(input, cached, output, energy, string.match(r.rest, '^[^\n]*'))
     local total = { 1, input, cached, output, cost, energy }
-    close(member, r, total, nil, 'expired')
+    close(member, r, total, nil, reason)
     for position = 1, CHARGE do
       local at = CHARGED + position - 1
       numbers[at] = math.max(total[position], numbers[at])
     end
     r.state, numbers[HELD], numbers[HELD + 1], numbers[HELD + 2] = EXPIRED, 0, 0, 0
-    write(key, r, 'PX', EXPIRED_KEPT)
+    write(prefix .. 'r:' .. member, r, 'PX', EXPIRED_KEPT)
+  end
+
+  -- Ends a reservation whose lease has ended.
+  local function expire(member)
+    local text = redis.call('GET', prefix .. 'r:' .. member)
+    local r = text and parsed(text)
+    if r and r.state == OPEN then
+      lapse(member, r, 'expired')
+    else
+      redis.call('ZREM', KEYS[1], member)
+    end
   end
 
   -- Remembers that an admission without a reservation has ended, in the place of one: should its own reserve arrive
@@ -155,6 +159,7 @@ local function ending()
   end
 
   return {
-    warn = warn, move_window = move_window, book = book, close = close, remember = remember, expire_all = expire_all,
+    warn = warn, move_window = move_window, book = book, close = close, remember = remember, lapse = lapse,
+    expire_all = expire_all,
   }
 end

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 
 from baton.core.clock import Clock
 from baton.core.errors import QuotaExceeded
 from baton.core.types import (
-    NOTHING_DELIVERED,
     Account,
     Delivered,
     LeaseState,
@@ -23,6 +22,7 @@ from baton.core.types import (
     SettleOutcome,
     ledger_position,
 )
+from baton.state.quota.books import Books, CountedWindow, Drawn, Reservation
 from baton.state.quota.buckets import (
     METRICS,
     NO_CHARGE,
@@ -50,68 +50,6 @@ def as_claimed(
     return buckets
 
 
-@dataclass(frozen=True, slots=True)
-class _Drawn:
-    """What a claim draws on."""
-
-    buckets: tuple[Bucket, ...]
-    windows: Windows
-
-    @property
-    def counted(self) -> Iterator[tuple[str, Bucket, Window]]:
-        """Each window of each bucket, and the name of its counters."""
-        for bucket in self.buckets:
-            for kind in bucket.kinds:
-                window = self.windows.each[bucket.place(kind)]
-                yield f"{window.name}:{bucket.scope.name}", bucket, window
-
-    @property
-    def flows(self) -> Iterator[tuple[str, Bucket]]:
-        return ((bucket.scope.name, bucket) for bucket in self.buckets if bucket.has_flow)
-
-
-@dataclass(slots=True)
-class _Window:
-    """``warned``: the highest percentage alerted. ``bucket`` as the latest claim brought it."""
-
-    bucket: Bucket
-    window: Window
-    counters: WindowCounters = WindowCounters()
-    warned: int = 0
-
-
-@dataclass(slots=True)
-class _Reservation:
-    """``cost`` is what it holds, ``charged`` what an ended lease of it was charged. Times in Unix microseconds."""
-
-    claim: QuotaClaim
-    drawn: _Drawn
-    cost: Cost
-    charged: Charge
-    debited_at: int
-    lease_end: int
-    progress: Delivered = NOTHING_DELIVERED
-    is_open: bool = True
-
-
-@dataclass(slots=True)
-class _Books:
-    """One organisation's. ``ended`` remembers how admissions ended, by member and owner, and until when."""
-
-    windows: dict[str, _Window] = field(default_factory=dict[str, _Window])
-    flows: dict[str, FlowCounters] = field(default_factory=dict[str, FlowCounters])
-    reservations: dict[str, _Reservation] = field(default_factory=dict[str, _Reservation])
-    ended: dict[tuple[str, str], tuple[SettleOutcome, int]] = field(
-        default_factory=dict[tuple[str, str], tuple[SettleOutcome, int]]
-    )
-    ledger: list[LedgerEntry] = field(default_factory=list[LedgerEntry])
-    alerts: list[QuotaAlert] = field(default_factory=list[QuotaAlert])
-    entries: int = 0
-    warnings: int = 0
-    trimmed: int = 0
-    tidied: int = 0
-
-
 class MemoryQuota:
     """Implements ``QuotaApi`` and ``LedgerApi``. Time is the wall time of the clock.
 
@@ -132,7 +70,7 @@ class MemoryQuota:
         self._calendar = Calendar()
         self._remember = round(remember_seconds * MICROSECONDS)
         self._kept_entries = kept_entries
-        self._books: dict[str, _Books] = {}
+        self._books: dict[str, Books] = {}
 
     async def reserve(self, claim: QuotaClaim) -> QuotaGrant:
         member = check_claim(claim)
@@ -162,12 +100,16 @@ class MemoryQuota:
         if known is not None and known.claim.owner != claim.owner:
             books.ended[member, known.claim.owner] = SettleOutcome.SUPERSEDED, now + self._remember
         lease_end = now + round(claim.lease_seconds * MICROSECONDS)
-        books.reservations[member] = _Reservation(claim, drawn, cost, charged, now, lease_end)
+        books.reservations[member] = Reservation(claim, drawn, cost, charged, now, lease_end)
         return QuotaGrant(_standing(books, drawn, now), verdict.shadowed)
 
     async def renew(self, organisation: str, progress: Sequence[Progress], lease_seconds: float) -> list[LeaseState]:
-        books = self._books.setdefault(organisation, _Books())
+        books = self._books.setdefault(organisation, Books())
         return [self._renew(books, each, lease_seconds) for each in progress]
+
+    async def recover(self, organisation: str, progress: Sequence[Progress]) -> int:
+        books = self._books.setdefault(organisation, Books())
+        return sum([self._recover(books, each) for each in progress])
 
     async def settle(self, claim: QuotaClaim, delivered: Delivered) -> SettleOutcome:
         return self._end(claim, Charge.of(delivered, claim.prices), charge_unreserved=True)
@@ -180,15 +122,15 @@ class MemoryQuota:
         return sum(self._expire_due(books, now) for books in self._books.values())
 
     async def balances(self, account: Account, model: str) -> tuple[QuotaBalance, ...]:
-        books, now = self._books.setdefault(account.organisation.name, _Books()), self._now()
+        books, now = self._books.setdefault(account.organisation.name, Books()), self._now()
         return _standing(books, self._drawn(account, model, now), now)
 
     async def entries(self, organisation: str, after: str = "", limit: int = 1000) -> Sequence[LedgerEntry]:
-        ledger = self._books.setdefault(organisation, _Books()).ledger
+        ledger = self._books.setdefault(organisation, Books()).ledger
         return [entry for entry in ledger if ledger_position(entry.id) > ledger_position(after)][:limit]
 
     async def alerts(self, organisation: str, after: str = "", limit: int = 1000) -> Sequence[QuotaAlert]:
-        alerts, last = self._books.setdefault(organisation, _Books()).alerts, ledger_position(after)
+        alerts, last = self._books.setdefault(organisation, Books()).alerts, ledger_position(after)
         return [alert for alert in alerts if ledger_position(alert.id) > last][:limit]
 
     async def organisations(self) -> AsyncIterator[str]:
@@ -196,17 +138,17 @@ class MemoryQuota:
             yield name
 
     async def extent(self, organisation: str) -> LedgerExtent:
-        books = self._books.setdefault(organisation, _Books())
+        books = self._books.setdefault(organisation, Books())
         return LedgerExtent(len(books.ledger), books.ledger[0].id if books.ledger else "", books.trimmed)
 
     async def trim(self, organisation: str, through: str) -> None:
-        books, last = self._books.setdefault(organisation, _Books()), ledger_position(through)
+        books, last = self._books.setdefault(organisation, Books()), ledger_position(through)
         books.ledger = [entry for entry in books.ledger if ledger_position(entry.id) > last]
         books.trimmed = max(books.trimmed, last[0])
 
     # --- one step of each -------------------------------------------------------------------------------------------
 
-    def _take_over(self, books: _Books, known: _Reservation, claim: QuotaClaim, drawn: _Drawn, now: int) -> QuotaGrant:
+    def _take_over(self, books: Books, known: Reservation, claim: QuotaClaim, drawn: Drawn, now: int) -> QuotaGrant:
         member = check_claim(claim)
         if known.claim.owner != claim.owner:
             books.ended[member, known.claim.owner] = SettleOutcome.SUPERSEDED, now + self._remember
@@ -214,7 +156,7 @@ class MemoryQuota:
         known.lease_end = now + round(claim.lease_seconds * MICROSECONDS)
         return QuotaGrant(_standing(books, drawn, now), taken_over=True)
 
-    def _renew(self, books: _Books, progress: Progress, lease_seconds: float) -> LeaseState:
+    def _renew(self, books: Books, progress: Progress, lease_seconds: float) -> LeaseState:
         member = member_of(progress.tenant, progress.request_id)
         known = books.reservations.get(member)
         if known is None:
@@ -224,9 +166,19 @@ class MemoryQuota:
             return LeaseState.SUPERSEDED
         if not known.is_open:
             return LeaseState.EXPIRED
-        known.progress = progress.delivered
+        known.tell(progress.delivered)
         known.lease_end = self._now() + round(lease_seconds * MICROSECONDS)
         return LeaseState.RENEWED
+
+    def _recover(self, books: Books, progress: Progress) -> bool:
+        """Whether the reservation is still its own."""
+        known = books.reservations.get(member_of(progress.tenant, progress.request_id))
+        if known is None or known.claim.owner != progress.owner:
+            return False
+        known.tell(progress.delivered)
+        if not known.is_open:
+            self._lapse(books, known, LedgerReason.LATE)
+        return True
 
     def _end(self, claim: QuotaClaim, total: Charge, *, charge_unreserved: bool) -> SettleOutcome:
         member, books, now = check_claim(claim), self._of(claim), self._now()
@@ -249,30 +201,32 @@ class MemoryQuota:
         books.ended[member, claim.owner] = SettleOutcome.ALREADY, now + self._remember
         return outcome
 
-    def _ended(self, books: _Books, member: str, owner: str) -> SettleOutcome | None:
+    def _ended(self, books: Books, member: str, owner: str) -> SettleOutcome | None:
         """How an admission ended, as long as that is remembered."""
         outcome, until = books.ended.get((member, owner), (None, 0))
         return outcome if self._now() < until else None
 
-    def _charge(self, books: _Books, claim: QuotaClaim, total: Charge, now: int) -> None:
+    def _charge(self, books: Books, claim: QuotaClaim, total: Charge, now: int) -> None:
         for name, bucket, window in self._drawn(claim.account, claim.model, now).counted:
             _opened(books, name, bucket, window)
             self._move(books, name, NO_COST, total.counted)
         self._book(books, claim, total, now, LedgerReason.UNRESERVED)
 
-    def _expire_due(self, books: _Books, now: int) -> int:
+    def _expire_due(self, books: Books, now: int) -> int:
         self._tidy(books, now)
         open_ones = ((known.lease_end, member) for member, known in books.reservations.items() if known.is_open)
         due = sorted(lease for lease in open_ones if lease[0] <= now)
         for _, member in due:
-            known = books.reservations[member]
-            total = Charge.of(known.progress, known.claim.prices)
-            self._close(books, known, total, LedgerReason.EXPIRED)
-            known.charged = total.covering(known.charged)
-            known.cost, known.is_open = NO_COST, False
+            self._lapse(books, books.reservations[member], LedgerReason.EXPIRED)
         return len(due)
 
-    def _close(self, books: _Books, known: _Reservation, total: Charge, reason: LedgerReason) -> None:
+    def _lapse(self, books: Books, known: Reservation, reason: LedgerReason) -> None:
+        total = Charge.of(known.progress, known.claim.prices)
+        self._close(books, known, total, reason)
+        known.charged = total.covering(known.charged)
+        known.cost, known.is_open = NO_COST, False
+
+    def _close(self, books: Books, known: Reservation, total: Charge, reason: LedgerReason) -> None:
         charge = total.above(known.charged)
         for name, _, _ in known.drawn.counted:
             self._move(books, name, known.cost, charge.counted)
@@ -283,7 +237,7 @@ class MemoryQuota:
         if charge != NO_CHARGE:
             self._book(books, known.claim, charge, known.debited_at, reason)
 
-    def _move(self, books: _Books, name: str, held: Cost, used: Cost) -> None:
+    def _move(self, books: Books, name: str, held: Cost, used: Cost) -> None:
         window = books.windows.get(name)
         if window is None:
             return
@@ -292,7 +246,7 @@ class MemoryQuota:
         if limit is not None and (percent := alert_percent(limit, counted.tokens)) > window.warned:
             self._warn(books, window, percent, limit)
 
-    def _warn(self, books: _Books, window: _Window, percent: int, limit: int) -> None:
+    def _warn(self, books: Books, window: CountedWindow, percent: int, limit: int) -> None:
         window.warned = percent
         books.warnings += 1
         scope, used = window.bucket.scope, window.counters.used
@@ -309,7 +263,7 @@ class MemoryQuota:
         )
         books.alerts.append(alert)
 
-    def _warn_exhausted(self, books: _Books, drawn: _Drawn, cost: Cost) -> None:
+    def _warn_exhausted(self, books: Books, drawn: Drawn, cost: Cost) -> None:
         """A refusal tells that a day or month is used up, whatever is only reserved of it."""
         for name, bucket, at in drawn.counted:
             window, limit, metric = books.windows.get(name), bucket.alert_limit(at.kind), METRICS[at.kind][0]
@@ -319,7 +273,7 @@ class MemoryQuota:
             if cost.tokens > 0 and counted.tokens > limit:
                 self._warn(books, window, 100, limit)
 
-    def _book(self, books: _Books, claim: QuotaClaim, charge: Charge, debited_at: int, reason: LedgerReason) -> None:
+    def _book(self, books: Books, claim: QuotaClaim, charge: Charge, debited_at: int, reason: LedgerReason) -> None:
         books.entries += 1
         entry = LedgerEntry(
             id=f"{self._now() // 1000:013d}-{books.entries:09d}",
@@ -340,7 +294,7 @@ class MemoryQuota:
         if self._kept_entries is not None:
             del books.ledger[: -self._kept_entries], books.alerts[: -self._kept_entries]
 
-    def _tidy(self, books: _Books, now: int) -> None:
+    def _tidy(self, books: Books, now: int) -> None:
         """Forget what Redis lets expire, once a minute."""
         if now - books.tidied < MINUTE:
             return
@@ -352,15 +306,15 @@ class MemoryQuota:
             m: r for m, r in books.reservations.items() if r.is_open or now < r.lease_end + EXPIRED_KEPT
         }
 
-    def _of(self, claim: QuotaClaim) -> _Books:
-        return self._books.setdefault(claim.account.organisation.name, _Books())
+    def _of(self, claim: QuotaClaim) -> Books:
+        return self._books.setdefault(claim.account.organisation.name, Books())
 
-    def _drawn(self, account: Account, model: str, now: int) -> _Drawn:
+    def _drawn(self, account: Account, model: str, now: int) -> Drawn:
         organisation = account.organisation.name
         windows = self._calendar.windows(account.organisation.time_zone, account.tenant.time_zone, now)
-        claimed = _Drawn(buckets_of(account, model), windows)
-        counted = _counters(self._books.setdefault(organisation, _Books()), claimed)
-        return _Drawn(self._terms(organisation, claimed.buckets, windows, counted), windows)
+        claimed = Drawn(buckets_of(account, model), windows)
+        counted = _counters(self._books.setdefault(organisation, Books()), claimed)
+        return Drawn(self._terms(organisation, claimed.buckets, windows, counted), windows)
 
     def _now(self) -> int:
         return round(self._clock.wall() * MICROSECONDS)
@@ -370,17 +324,17 @@ def _size(claim: QuotaClaim) -> tuple[int, int]:
     return claim.input_tokens, claim.output_tokens
 
 
-def _opened(books: _Books, name: str, bucket: Bucket, window: Window) -> _Window:
-    opened = books.windows.setdefault(name, _Window(bucket, window))
+def _opened(books: Books, name: str, bucket: Bucket, window: Window) -> CountedWindow:
+    opened = books.windows.setdefault(name, CountedWindow(bucket, window))
     opened.bucket = bucket
     return opened
 
 
-def _standing(books: _Books, drawn: _Drawn, now: int) -> tuple[QuotaBalance, ...]:
+def _standing(books: Books, drawn: Drawn, now: int) -> tuple[QuotaBalance, ...]:
     return balances(drawn.buckets, drawn.windows, _counters(books, drawn), now)
 
 
-def _counters(books: _Books, drawn: _Drawn) -> list[Counters]:
+def _counters(books: Books, drawn: Drawn) -> list[Counters]:
     found: list[Counters] = []
     for bucket in drawn.buckets:
         names = (f"{drawn.windows.each[bucket.place(kind)].name}:{bucket.scope.name}" for kind in bucket.kinds)

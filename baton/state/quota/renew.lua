@@ -16,11 +16,9 @@ for row = 2, #ARGV, 3 do
   elseif known.state == EXPIRED then
     state = 'expired'
   else
-    local at = PROGRESS
-    for word in string.gmatch(ARGV[row + 2], '%d+') do
-      known.numbers[at], at = tonumber(word), at + 1
+    if tell(known, ARGV[row + 2]) then
+      write(key, known)
     end
-    write(key, known)
     redis.call('ZADD', KEYS[1], ends, member)
   end
   states[#states + 1] = state

@@ -27,7 +27,8 @@ NAMES = {  # and what each begins with
     "reserve": ("common", "ending", "debiting"),
     "settle": ("common", "ending"),
     "charge": ("common", "ending", "debiting"),
-    "renew": ("common",),
+    "renew": ("common", "telling"),
+    "recover": ("common", "telling", "ending"),
     "expire": ("common", "ending"),
 }
 _CONSTANTS = re.compile(r"^ *local ([A-Z_]+(?:, [A-Z_]+)*) = (\d+(?:, \d+)*)(?: --.*)?$", re.MULTILINE)

@@ -98,14 +98,13 @@ class SharedQuota:
         return QuotaGrant(balances(buckets, windows, counters, now), shadowed)
 
     async def renew(self, organisation: str, progress: Sequence[Progress], lease_seconds: float) -> list[LeaseState]:
-        rows: list[str] = []
-        for each in progress:
-            told = each.delivered
-            numbers = f"{told.input_tokens} {told.cached_tokens} {told.output_tokens} {told.energy_millijoules}"
-            rows += [member_of(each.tenant, each.request_id), each.owner, numbers]
         prefix, lease = organisation_prefix(self._namespace, organisation), round(lease_seconds * MICROSECONDS)
-        states = cast("list[bytes]", await self._scripts.call("renew", [f"{prefix}open"], lease, *rows))
-        return [LeaseState(state.decode()) for state in states]
+        call = self._scripts.call("renew", [f"{prefix}open"], lease, *_rows(progress))
+        return [LeaseState(state.decode()) for state in cast("list[bytes]", await call)]
+
+    async def recover(self, organisation: str, progress: Sequence[Progress]) -> int:
+        prefix = organisation_prefix(self._namespace, organisation)
+        return cast(int, await self._scripts.call("recover", [f"{prefix}open"], *_rows(progress)))
 
     async def settle(self, claim: QuotaClaim, delivered: Delivered) -> SettleOutcome:
         total = Charge.of(delivered, claim.prices)
@@ -194,6 +193,15 @@ class SharedQuota:
 
 
 # --- the scripts' arguments and answers -------------------------------------------------------------------------------
+
+
+def _rows(progress: Sequence[Progress]) -> list[str]:
+    rows: list[str] = []
+    for each in progress:
+        told = each.delivered
+        numbers = f"{told.input_tokens} {told.cached_tokens} {told.output_tokens} {told.energy_millijoules}"
+        rows += [member_of(each.tenant, each.request_id), each.owner, numbers]
+    return rows
 
 
 def _charge_text(charge: Charge) -> str:

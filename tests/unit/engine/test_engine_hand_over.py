@@ -185,3 +185,16 @@ def test_an_imported_first_token_that_ends_the_answer_ends_it() -> None:
     outcome = driver.finish(key)
     assert (outcome.tokens, outcome.chunks[-1].finish) == ([], FinishReason.LENGTH)
     driver.assert_idle()
+
+
+def test_a_handed_over_context_can_be_found_while_its_first_step_is_computed() -> None:
+    """Its names are told then, not between the step and the report of its token."""
+    source, target = Driver(64), Driver(64, steps_ahead=1)
+    _, key = hand_over(source, target, request(prompt(14), 8))
+    target.core.admit()
+    target.core.report()
+    assert target.core._launch()
+    report = target.core.report()
+    assert report.change is not None
+    assert (len(report.change.added), report.drawn.keys, report.events) == (3, (), ())
+    assert len(target.finish(key).tokens) == 7

@@ -29,7 +29,9 @@ from baton.core.types import (
 )
 from baton.state.quota.local_share import LocalShare
 from baton.state.quota.memory import MemoryQuota
-from gateway.admission import Admission, AdmissionPolicy, Grant
+from gateway.admission import Admission, AdmissionPolicy
+from gateway.delivery_log import DeliveryLog
+from gateway.grant import Grant
 
 TURNS = 50  # of the event loop: enough for whatever is due to be done
 
@@ -89,6 +91,12 @@ class UnsteadyQuota:
         await self._before()
         return await self._quota.expire()
 
+    async def recover(self, organisation: str, progress: Sequence[Progress]) -> int:
+        await self._before()
+        answer = await self._quota.recover(organisation, progress)
+        self._unheard()
+        return answer
+
     async def balances(self, account: Account, model: str) -> tuple[QuotaBalance, ...]:
         await self._before()
         return await self._quota.balances(account, model)
@@ -108,13 +116,20 @@ class Gate:
         clock: PausedClock | None = None,
         meter: Meter | None = None,
         replicas: int = 1,
+        deliveries: DeliveryLog | None = None,
     ) -> None:
         self.clock = clock or PausedClock(1000.0)
         self.books = quota or MemoryQuota(self.clock)
         self.shared = UnsteadyQuota(self.books)
         self.local = MemoryQuota(self.clock, kept_entries=100, terms=LocalShare(lambda: replicas).of)
         self.admission = Admission(
-            self.shared, self.local, clock=self.clock, ids=CountingIds(), meter=meter or SilentMeter(), policy=policy
+            self.shared,
+            self.local,
+            clock=self.clock,
+            ids=CountingIds(),
+            meter=meter or SilentMeter(),
+            policy=policy,
+            deliveries=deliveries,
         )
 
     def admitted(self, claim: QuotaClaim, deadline: Deadline | None = None) -> AbstractAsyncContextManager[Grant]:

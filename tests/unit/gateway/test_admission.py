@@ -108,6 +108,7 @@ def test_a_long_request_keeps_its_reservation_and_tells_its_progress() -> None:
         async with gate(AdmissionPolicy(lease_seconds=15, renew_seconds=5)) as built:
             async with built.admitted(claim("a", Limits(concurrency=1))) as grant:
                 grant.note(Delivered(10, 0, 3))
+                grant.written()
                 await built.pass_time(60)
                 with pytest.raises(QuotaExceeded, match="concurrency"):
                     await serve(built, "b", Limits(concurrency=1))
@@ -124,6 +125,8 @@ def test_a_dead_gateways_reservation_is_ended_by_another_one() -> None:
             stream = dead.admitted(claim("a"))
             grant = await stream.__aenter__()
             grant.note(Delivered(10, 0, 4))
+            grant.written()
+            grant.note(Delivered(10, 0, 5))  # whose write never returned
             await dead.admission._renew()
             await built.pass_time(40)
             assert await built.reserved() == 0

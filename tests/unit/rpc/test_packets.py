@@ -84,12 +84,26 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0)
 
 
+async def ended(call: Awaitable[None]) -> None:
+    await call
+
+
 def test_offers_and_confirmations_arrive_as_they_were_sent() -> None:
     async def scenario(pair: Pair) -> None:
         pair.receiver.gate.set()
         await pair.short.offer(CHUNK)
         await pair.short.confirm(CONFIRMATION)
         assert pair.receiver.seen == [CHUNK, CONFIRMATION]
+
+    run(scenario)
+
+
+def test_an_offer_goes_when_it_is_called_and_not_when_it_is_awaited() -> None:
+    async def scenario(pair: Pair) -> None:
+        pair.receiver.gate.set()
+        answer = pair.short.offer(CHUNK)
+        await until(lambda: pair.receiver.seen == [CHUNK])
+        await answer
 
     run(scenario)
 
@@ -110,7 +124,7 @@ def test_answers_come_back_to_their_own_calls() -> None:
     async def scenario(pair: Pair) -> None:
         async with asyncio.TaskGroup() as group:
             for _ in range(20):
-                group.create_task(pair.short.offer(CHUNK))
+                group.create_task(ended(pair.short.offer(CHUNK)))
             await until(lambda: len(pair.receiver.seen) == 20)
             pair.receiver.gate.set()
 
@@ -144,7 +158,7 @@ def test_a_bug_of_the_receiver_is_told_without_its_words() -> None:
 
 def test_a_call_that_nobody_waits_for_is_cancelled_at_the_receiver() -> None:
     async def scenario(pair: Pair) -> None:
-        offer = asyncio.create_task(pair.short.offer(CHUNK))
+        offer = asyncio.ensure_future(pair.short.offer(CHUNK))
         await until(lambda: pair.receiver.seen)
         offer.cancel()
         await until(lambda: pair.receiver.cancelled)
@@ -155,7 +169,7 @@ def test_a_call_that_nobody_waits_for_is_cancelled_at_the_receiver() -> None:
 
 def test_the_end_of_the_connection_ends_every_call() -> None:
     async def scenario(pair: Pair) -> None:
-        offers = [asyncio.create_task(pair.short.offer(CHUNK)) for _ in range(3)]
+        offers = [asyncio.ensure_future(pair.short.offer(CHUNK)) for _ in range(3)]
         await until(lambda: len(pair.receiver.seen) == 3)
         pair.calls.end()
         pair.answers.close()
@@ -193,7 +207,7 @@ def test_what_waits_for_a_receiver_that_reads_nothing_is_bounded(monkeypatch: py
 
     async def scenario(pair: Pair) -> None:
         asyncio.get_running_loop().remove_reader(pair.far)
-        waiting = [asyncio.create_task(pair.short.offer(CHUNK)) for _ in range(20_000)]
+        waiting = [asyncio.ensure_future(pair.short.offer(CHUNK)) for _ in range(20_000)]
         ended, still = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         assert still, "what fits waits"
         [error] = {str(task.exception()) for task in ended}
