@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
+from contextlib import suppress
 from typing import Any, Final
 
 import grpc
@@ -11,6 +12,7 @@ import grpc.aio
 
 from baton.core.api import KvReceiverApi
 from baton.core.errors import InvalidRequest, PeerUnavailable
+from baton.core.streams import closing
 from baton.core.types import KvChunk, KvConfirmation, KvHandshake
 from baton.rpc.calls import Calls
 from baton.rpc.channels import PeerChannel
@@ -23,7 +25,6 @@ from protos.baton.v1 import kvtransfer_pb2 as pb
 from protos.baton.v1 import kvtransfer_pb2_grpc
 
 NAME: Final = "baton.v1.KvReceiverService"
-PART_BYTES: Final = 2 << 20  # of one message among several; smaller ones cost more Python, larger ones miss the caches
 
 _grpc: Any = grpc  # the stubs leave parts of it untyped
 
@@ -46,8 +47,9 @@ class _Servicer:
     async def OfferAll(
         self, requests: AsyncIterator[Offer], context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.OfferAllResponse:
-        async for request in requests:
-            await self._receiver.offer(chunk_from_wire(request))
+        async with closing(requests):
+            async for request in requests:
+                await self._receiver.offer(chunk_from_wire(request))
         return pb.OfferAllResponse()
 
     async def Confirm(
@@ -128,12 +130,16 @@ class KvReceiverClient(KvReceiverApi):
 
     async def _streamed(self, call: Any, chunk: KvChunk) -> None:
         """Each part is put together when the one before is on its way, while the caches have what gRPC is to copy."""
-        for part in chunk.parts(PART_BYTES):
-            if call.done():  # refused amid the stream
-                break
-            await self._in_time(call.write(chunk_to_wire(part)))
-        await self._in_time(call.done_writing())
-        await self._in_time(call)
+        try:
+            with suppress(grpc.aio.AioRpcError):  # refused amid the stream: it is the call that knows why
+                for part in chunk.parts():
+                    if call.done():
+                        break
+                    await self._in_time(call.write(chunk_to_wire(part)))
+                await self._in_time(call.done_writing())
+            await self._in_time(call)
+        finally:
+            call.cancel()  # nothing, once it is done
 
     async def _in_time(self, step: Awaitable[object]) -> None:
         try:

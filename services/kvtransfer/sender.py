@@ -170,7 +170,7 @@ class KvSender:
             offer = self._receiver(shipment, transport).offer(early.chunk)
             with self._watched(ticket, transport, blocks, size):
                 async with _beside(_digest(shipment, blocks, early)) as digesting:
-                    await self._acknowledged(shipment, transport, offer)
+                    await self._answered(ticket, transport.name, offer, early.chunk.part_count())
                     await digesting
             return
         with self._watched(ticket, transport, blocks, size):
@@ -178,7 +178,8 @@ class KvSender:
             chunk = await transport.chunk(ticket, run, blocks)
             if shipment.conversion.is_needed:
                 chunk = replace(chunk, format=self._identity.format)
-            await self._acknowledged(shipment, transport, self._receiver(shipment, transport).offer(chunk))
+            offer = self._receiver(shipment, transport).offer(chunk)
+            await self._answered(ticket, transport.name, offer, chunk.part_count())
 
     def _receiver(self, shipment: Shipment, transport: Outgoing) -> KvReceiverApi:
         """Asked for each call: a channel on which nothing runs may be closed meanwhile."""
@@ -211,16 +212,12 @@ class KvSender:
     def _blocks_of(self, size: int) -> int:
         return max(1, size // self._identity.format.block_bytes)
 
-    async def _acknowledged(self, shipment: Shipment, transport: Outgoing, offer: Awaitable[None]) -> None:
-        """As ``_answered``. For each message of a stream the call itself has that limit: a slow link is not silence."""
-        limit = None if transport.is_streamed(shipment.receiver) else self._config.acknowledge_seconds
-        await self._within(limit, shipment.ticket, transport.name, offer)
+    async def _answered(self, ticket: Ticket, transport: str, call: Awaitable[T], messages: int = 1) -> T:
+        """The receiver's answer. A receiver that is gone or silent is PeerUnavailable and left alone for a while.
 
-    async def _answered(self, ticket: Ticket, transport: str, call: Awaitable[T]) -> T:
-        """The receiver's answer. A receiver that is gone or silent is PeerUnavailable and left alone for a while."""
-        return await self._within(self._config.acknowledge_seconds, ticket, transport, call)
-
-    async def _within(self, seconds: float | None, ticket: Ticket, transport: str, call: Awaitable[T]) -> T:
+        ``messages``: that the call sends, each of which may take as long as an answer.
+        """
+        seconds = messages * self._config.acknowledge_seconds
         limit = asyncio.timeout(seconds)
         try:
             async with limit:
@@ -228,7 +225,7 @@ class KvSender:
         except TimeoutError as error:
             if not limit.expired():
                 raise
-            silent = f"receiver {ticket.receiver_address}: no answer within {seconds} s"
+            silent = f"receiver {ticket.receiver_address}: no answer within {seconds:g} s"
             raise self._lost(ticket, transport, PeerUnavailable(silent)) from error
         except PeerUnavailable as error:
             raise self._lost(ticket, transport, error) from error.__cause__

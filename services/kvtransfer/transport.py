@@ -63,8 +63,7 @@ class Outgoing(Protocol):
         ...
 
     def is_streamed(self, receiver: KvHandshake) -> bool:
-        """Whether an offer of blocks goes there as one message after another, so that it may be larger and take longer
-        than a message."""
+        """Whether an offer of blocks goes there as one message after another, and may be larger than one."""
         ...
 
     async def chunk(self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks) -> KvChunk:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from baton.core.types.tokens import Attempt
 
+PART_BYTES = 2 << 20  # of one message among several; smaller ones cost more Python, larger ones miss the caches
+
 
 @dataclass(frozen=True, slots=True)
 class KvFormat:
@@ -140,16 +142,15 @@ class KvChunk:
     pieces: tuple[bytes | memoryview, ...] = ()
     late_checksums: bytes = b""
 
-    def parts(self, most_bytes: int) -> Iterator[KvChunk]:
+    def parts(self, most_bytes: int = PART_BYTES) -> Iterator[KvChunk]:
         """The same blocks, as many at a time as ``most_bytes`` hold, at least one; all at once where their ``pieces``
         are not blocks of the receiver's."""
-        if self.format is not None or len(self.pieces) != self.block_count:
+        blocks = self._part_blocks(most_bytes)
+        if blocks >= self.block_count:
             yield self
             return
-        first = 0
-        while first < self.block_count:
-            count = max(1, most_bytes // max(1, len(self.pieces[first])))
-            part = slice(first, first + count)
+        for first in range(0, self.block_count, blocks):
+            part = slice(first, first + blocks)
             yield replace(
                 self,
                 first_block=self.first_block + first,
@@ -158,7 +159,15 @@ class KvChunk:
                 late_checksums=self.late_checksums[part],
                 pieces=self.pieces[part],
             )
-            first += count
+
+    def part_count(self, most_bytes: int = PART_BYTES) -> int:
+        return max(1, -(-self.block_count // self._part_blocks(most_bytes)))
+
+    def _part_blocks(self, most_bytes: int) -> int:
+        """All are as large as the first one, but for the last one, which may be smaller."""
+        if self.format is not None or not self.pieces or len(self.pieces) != self.block_count:
+            return max(1, self.block_count)
+        return max(1, most_bytes // max(1, len(self.pieces[0])))
 
     @property
     def body(self) -> bytes | memoryview:
