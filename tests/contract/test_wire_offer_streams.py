@@ -1,5 +1,5 @@
-"""Offers of one ticket as one message after another, over real gRPC: each is taken by itself, the first refusal ends the
-call."""
+"""Offers of one ticket as one message after another, over real gRPC: each is taken by itself, the first refusal ends
+the call."""
 
 from __future__ import annotations
 

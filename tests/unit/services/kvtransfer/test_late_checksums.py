@@ -87,17 +87,11 @@ class EarlyIncoming(TcpIncoming):
         self.may_store.set()
         self.fails: BatonError | None = None
 
-    async def store(  # type: ignore[override] - TCP verifies at once
-        self, chunk: KvChunk, reservation: WritableBlocks, tokens: int
-    ) -> Digests | None:
+    async def store(self, chunk: KvChunk, reservation: WritableBlocks, tokens: int) -> Digests | None:
         await self.may_store.wait()
         if self.fails is not None:
             raise self.fails
-        if not chunk.late_checksums:
-            return await super().store(chunk, reservation, tokens)
-        await reservation.write_blocks(chunk.first_block, chunk.payload)
-        stored = await reservation.read_blocks(chunk.first_block, chunk.block_count)
-        return block_checksums(stored, chunk.first_block, chunk.block_count, SIZE)
+        return await super().store(chunk, reservation, tokens)
 
 
 class Pair:
