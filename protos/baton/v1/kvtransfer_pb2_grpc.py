@@ -74,7 +74,8 @@ class KvReceiverServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def OfferAll(self, request_iterator, context):
-        """Offers of one ticket, each complete in itself, taken in order; answered once all are, refused with the first.
+        """Offers of one ticket, each complete in itself, taken in order; answered once all are, refused with the first that is.
+        For receivers that have the feature "offer-streams".
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -36,7 +36,9 @@ class KvReceiverServiceStub:
     Handshake: _grpc.UnaryUnaryMultiCallable[_kvtransfer_pb2.HandshakeRequest, _kvtransfer_pb2.HandshakeResponse]
     Offer: _grpc.UnaryUnaryMultiCallable[_kvtransfer_pb2.OfferRequest, _kvtransfer_pb2.OfferResponse]
     OfferAll: _grpc.StreamUnaryMultiCallable[_kvtransfer_pb2.OfferRequest, _kvtransfer_pb2.OfferAllResponse]
-    """Offers of one ticket, each complete in itself, taken in order; answered once all are, refused with the first."""
+    """Offers of one ticket, each complete in itself, taken in order; answered once all are, refused with the first that is.
+    For receivers that have the feature "offer-streams".
+    """
     Confirm: _grpc.UnaryUnaryMultiCallable[_kvtransfer_pb2.ConfirmRequest, _kvtransfer_pb2.ConfirmResponse]
 
 @_typing.type_check_only
@@ -47,7 +49,9 @@ class KvReceiverServiceAsyncStub(KvReceiverServiceStub):
     Handshake: _aio.UnaryUnaryMultiCallable[_kvtransfer_pb2.HandshakeRequest, _kvtransfer_pb2.HandshakeResponse]  # type: ignore[assignment]
     Offer: _aio.UnaryUnaryMultiCallable[_kvtransfer_pb2.OfferRequest, _kvtransfer_pb2.OfferResponse]  # type: ignore[assignment]
     OfferAll: _aio.StreamUnaryMultiCallable[_kvtransfer_pb2.OfferRequest, _kvtransfer_pb2.OfferAllResponse]  # type: ignore[assignment]
-    """Offers of one ticket, each complete in itself, taken in order; answered once all are, refused with the first."""
+    """Offers of one ticket, each complete in itself, taken in order; answered once all are, refused with the first that is.
+    For receivers that have the feature "offer-streams".
+    """
     Confirm: _aio.UnaryUnaryMultiCallable[_kvtransfer_pb2.ConfirmRequest, _kvtransfer_pb2.ConfirmResponse]  # type: ignore[assignment]
 
 class KvReceiverServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -73,7 +77,9 @@ class KvReceiverServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_kvtransfer_pb2.OfferRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_kvtransfer_pb2.OfferAllResponse, _abc.Awaitable[_kvtransfer_pb2.OfferAllResponse]]:
-        """Offers of one ticket, each complete in itself, taken in order; answered once all are, refused with the first."""
+        """Offers of one ticket, each complete in itself, taken in order; answered once all are, refused with the first that is.
+        For receivers that have the feature "offer-streams".
+        """
 
     @_abc_1.abstractmethod
     def Confirm(
