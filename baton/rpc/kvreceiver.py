@@ -122,24 +122,33 @@ class KvReceiverClient(KvReceiverApi):
 
     async def offer(self, chunk: KvChunk) -> None:
         metadata = self._channel.metadata(chunk.ticket.request_id)
-        if chunk.pieces:
+        if chunk.part_count() > 1:
             call: Awaitable[object] = self._streamed(self._offer_all(metadata=metadata), chunk)
         else:
             call = self._offer(chunk_to_wire(chunk), timeout=self._limit, metadata=metadata)
         await self._channel.answer_soon(call, self._limit)
 
     async def _streamed(self, call: Any, chunk: KvChunk) -> None:
-        """Each part is put together when the one before is on its way, while the caches have what gRPC is to copy."""
+        writing = asyncio.create_task(self._write(call, chunk))
+        # A message that did not go, since the receiver has refused one before, would fail with an error of gRPC's own,
+        # which takes the place of the receiver's. So it is not to hear of that.
+        call.add_done_callback(lambda _: writing.cancel())
         try:
-            with suppress(grpc.aio.AioRpcError):  # refused amid the stream: it is the call that knows why
-                for part in chunk.parts():
-                    if call.done():
-                        break
-                    await self._in_time(call.write(chunk_to_wire(part)))
-                await self._in_time(call.done_writing())
+            await asyncio.wait({writing})
+            if not writing.cancelled():
+                writing.result()
             await self._in_time(call)
         finally:
+            writing.cancel()
             call.cancel()  # nothing, once it is done
+            await asyncio.gather(writing, return_exceptions=True)
+
+    async def _write(self, call: Any, chunk: KvChunk) -> None:
+        """Each part is put together when the one before is on its way, while the caches have what gRPC is to copy."""
+        with suppress(grpc.aio.AioRpcError):  # it is the call that knows why
+            for part in chunk.parts():
+                await self._in_time(call.write(chunk_to_wire(part)))
+            await self._in_time(call.done_writing())
 
     async def _in_time(self, step: Awaitable[object]) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from dataclasses import replace
 
 from baton.core.api import KvReceiverApi, PrefillRun, SharedPool, WritableBlocks
@@ -73,7 +74,7 @@ class TcpOutgoing:
 
 
 class _InOneMessage(KvReceiverApi):
-    """A receiver of a version that takes an offer's bytes in one message only."""
+    """A receiver that takes an offer's bytes in one message only: of an older version, or with a pool on a device."""
 
     def __init__(self, usual: KvReceiverApi) -> None:
         self._usual = usual
@@ -81,8 +82,9 @@ class _InOneMessage(KvReceiverApi):
     async def handshake(self, hello: KvHandshake) -> KvHandshake:
         return await self._usual.handshake(hello)
 
-    async def offer(self, chunk: KvChunk) -> None:
-        await self._usual.offer(replace(chunk, payload=chunk.body, pieces=()))
+    def offer(self, chunk: KvChunk) -> Awaitable[None]:
+        """Where there are more pieces than blocks it is not taken apart."""
+        return self._usual.offer(replace(chunk, pieces=(*chunk.pieces, b"")) if chunk.pieces else chunk)
 
     async def confirm(self, confirmation: KvConfirmation) -> None:
         await self._usual.confirm(confirmation)

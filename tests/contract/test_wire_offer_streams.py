@@ -5,20 +5,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
 
-from baton.core.errors import CorruptTransfer, InvalidRequest, PeerUnavailable
+from baton.core.errors import BatonError, CorruptTransfer, InvalidRequest, PeerUnavailable
 from baton.core.types import KvChunk
 from baton.rpc.channels import open_channel
 from baton.rpc.errors import from_rpc_error
-from baton.rpc.kvreceiver import KvReceiverClient, kvreceiver_service
+from baton.rpc.kvreceiver import NAME, KvReceiverClient, kvreceiver_service
+from baton.rpc.serving import Service
 from baton.rpc.wire.kvtransfer import chunk_to_wire
+from protos.baton.v1 import kvtransfer_pb2 as pb
+from services.kvtransfer.config import ChecksumPolicy
+from services.kvtransfer.handshake import FEATURES
+from services.kvtransfer.tcp import TcpOutgoing
 from tests.contract.wire_doubles import (
     GARBAGE,
+    HELLO,
     TICKET,
     Relay,
     Script,
@@ -186,6 +193,35 @@ def test_a_receiver_whose_host_falls_silent_amid_the_stream_counts_as_lost() -> 
                 await soon(KvReceiverClient(channel, limit=0.5).offer(STREAM))
             await channel.close()
         assert 2 <= len(script.seen) < 5
+
+    asyncio.run(run())
+
+
+def of_an_older_version(payloads: list[bytes]) -> Service:
+    """Has ``Offer`` alone, read and answered as bytes."""
+
+    async def offer(request: bytes, context: object) -> bytes:
+        payloads.append(pb.OfferRequest.FromString(request).payload)
+        return b""
+
+    untyped: Any = grpc
+    handler = untyped.method_handlers_generic_handler(NAME, {"Offer": untyped.unary_unary_rpc_method_handler(offer)})
+    return Service(NAME, lambda server, _: server.add_generic_rpc_handlers((handler,)), counted=False)
+
+
+def test_a_receiver_of_an_older_version_is_offered_all_in_one_message() -> None:
+    async def run() -> None:
+        payloads: list[bytes] = []
+        async with wire(of_an_older_version(payloads)) as (_, peer):
+            client = KvReceiverClient(peer)
+            old = TcpOutgoing(HELLO.format, ChecksumPolicy.FULL).receiver(HELLO, client)
+            await soon(old.offer(STREAM))  # type: ignore[arg-type]
+            assert payloads == [b"".join(PIECES)]
+            await soon(old.offer(KvChunk(TICKET, 0, 1, b"kv")))  # type: ignore[arg-type]
+            assert payloads[1:] == [b"kv"]
+            new = TcpOutgoing(HELLO.format, ChecksumPolicy.FULL).receiver(replace(HELLO, features=FEATURES), client)
+            with pytest.raises(BatonError, match="Method not found"):
+                await soon(new.offer(STREAM))  # type: ignore[arg-type]
 
     asyncio.run(run())
 
