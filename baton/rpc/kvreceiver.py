@@ -130,9 +130,13 @@ class KvReceiverClient(KvReceiverApi):
 
     async def _streamed(self, call: Any, chunk: KvChunk) -> None:
         writing = asyncio.create_task(self._write(call, chunk))
-        # A message that did not go, since the receiver has refused one before, would fail with an error of gRPC's own,
-        # which takes the place of the receiver's. So it is not to hear of that.
-        call.add_done_callback(lambda _: writing.cancel())
+
+        def end_writing(_: object) -> None:
+            """A message that did not go, since the receiver has refused one before, would fail with an error of gRPC's
+            own, which takes the place of the receiver's: it is not to hear of that."""
+            writing.cancel()
+
+        call.add_done_callback(end_writing)
         try:
             await asyncio.wait({writing})
             if not writing.cancelled():
