@@ -171,9 +171,16 @@ async def rate_row(
         "loose_goodput_per_second": found.pop("goodput_per_second"),
         "strict_goodput_per_second": judge(records, window, STRICT)["goodput_per_second"],
         **found,
+        "first_to_second_token_ms": percentiles(_second_gaps(records, window)),
         "whole_run_seconds": round(lasted, 1),
         "engines": _differences(before, await stack.engines()),
     }
+
+
+def _second_gaps(records: Sequence[Record], window: Window) -> list[float]:
+    """Milliseconds from each first token to the second one, which after a hand-over is the decode worker's first."""
+    lines = [record.timeline for record in records if window.holds(record.due)]
+    return [1000 * line.gaps[0] for line in lines if line.gaps]
 
 
 def _share(records: Sequence[Record], window: Window, objectives: Objectives) -> float | None:

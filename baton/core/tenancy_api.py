@@ -77,7 +77,10 @@ class QuotaApi(Protocol):
         ...
 
     async def release(self, claim: QuotaClaim) -> SettleOutcome:
-        """Give everything back: the request was not served, for a reason of ours. The burst refills by itself."""
+        """Give everything back: the request was not served, for a reason of ours. The burst refills by itself.
+
+        What another owner had told of it, before this one took it over, is charged; the client may go on once more.
+        """
         ...
 
     async def expire(self) -> int:

@@ -110,7 +110,8 @@ class QuotaModel:
     def release(self, claim: QuotaClaim) -> None:
         booking = self.latest(claim)
         if booking is not None and booking.claim.owner == claim.owner and booking.state != "over":
-            booking.pay((0, 0, 0), "over")
+            was_told = booking.progress != (1, 0, 0)
+            booking.pay(*((booking.progress, "expired") if was_told else ((0, 0, 0), "over")))
 
     def renew(self, claim: QuotaClaim, delivered: Delivered, now: float) -> None:
         booking = self.latest(claim)

@@ -120,6 +120,30 @@ def test_a_request_resumed_elsewhere_is_charged_once(in_each_world: InWorlds) ->
     in_each_world(body)
 
 
+def test_what_a_dead_gateway_delivered_is_charged_though_its_successor_cannot_serve(in_each_world: InWorlds) -> None:
+    payer = account(Limits(concurrency=1, tokens_per_day=40))
+
+    async def body(world: World) -> None:
+        order = claim(payer)
+        await world.quota.reserve(order)
+        await world.quota.renew("umbrella", [progress()], world.lease_seconds)
+        successor = owned_by(order, "gateway-2")
+        await world.quota.reserve(successor)
+        assert await world.quota.release(successor) is SettleOutcome.SETTLED
+        assert await world.quota.release(successor) is SettleOutcome.SETTLED, "told twice, charged once"
+        assert (await standing(world, payer))["tenant/tokens_per_day"] == (16, 0)
+        third = owned_by(order, "gateway-3")
+        await world.quota.reserve(third)
+        await world.quota.settle(third, Delivered(10, 0, 20))
+        assert (await standing(world, payer))["tenant/tokens_per_day"] == (30, 0)
+        assert [(e.reason, e.requests, e.output_tokens) for e in await world.ledger.entries("umbrella")] == [
+            (LedgerReason.SETTLED, 1, 6),
+            (LedgerReason.SETTLED, 0, 14),
+        ]
+
+    in_each_world(body)
+
+
 def test_a_request_resumed_after_its_lease_pays_only_the_rest(in_each_world: InWorlds) -> None:
     payer = account(Limits(tokens_per_day=30))
 

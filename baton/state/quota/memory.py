@@ -185,7 +185,11 @@ class MemoryQuota:
         known = books.reservations.get(member)
         ended = self._ended(books, member, claim.owner)
         if known is not None and known.claim.owner == claim.owner:
-            self._close(books, known, total, LedgerReason.SETTLED if known.is_open else LedgerReason.LATE)
+            reason = LedgerReason.SETTLED if known.is_open else LedgerReason.LATE
+            if not charge_unreserved and known.progress.input_tokens + known.progress.output_tokens:
+                self._lapse(books, known, reason)
+                return SettleOutcome.SETTLED
+            self._close(books, known, total, reason)
             del books.reservations[member]
             outcome = SettleOutcome.SETTLED
         elif ended is not None:
