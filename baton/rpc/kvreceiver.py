@@ -134,7 +134,8 @@ class KvReceiverClient(KvReceiverApi):
         def end_writing(_: object) -> None:
             """A message that did not go, since the receiver has refused one before, would fail with an error of gRPC's
             own, which takes the place of the receiver's: it is not to hear of that."""
-            writing.cancel()
+            if not writing.cancelling():  # else it is by its time limit that the call ends
+                writing.cancel()
 
         call.add_done_callback(end_writing)
         try:
