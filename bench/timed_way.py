@@ -57,6 +57,9 @@ class TimedWay:
     def receiver(self, hello: KvHandshake, usual: KvReceiverApi) -> KvReceiverApi:
         return _TimedReceiver(self._way.receiver(hello, usual), self._watch)
 
+    def is_streamed(self, receiver: KvHandshake) -> bool:
+        return self._way.is_streamed(receiver)
+
     async def chunk(self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks) -> KvChunk:
         with self._watch.on("chunk"):
             return await self._way.chunk(ticket, run, blocks)

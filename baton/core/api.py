@@ -88,6 +88,8 @@ class KvReceiverApi(Protocol):
     def offer(self, chunk: KvChunk) -> Awaitable[None]:
         """Copy the bytes into the reservation's blocks and verify them; its end is the acknowledgement.
 
+        Blocks in ``pieces`` may come as the chunk's ``parts``; some of them may be stored when it fails.
+
         The offer may be on its way before that is awaited, which the caller does at once.
         """
         ...

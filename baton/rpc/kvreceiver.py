@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import suppress
 from typing import Any, Final
 
 import grpc
 import grpc.aio
 
 from baton.core.api import KvReceiverApi
-from baton.core.errors import InvalidRequest
+from baton.core.errors import InvalidRequest, PeerUnavailable
+from baton.core.streams import closing
 from baton.core.types import KvChunk, KvConfirmation, KvHandshake
 from baton.rpc.calls import Calls
 from baton.rpc.channels import PeerChannel
@@ -40,6 +44,14 @@ class _Servicer:
         await self._receiver.offer(chunk_from_wire(request))
         return pb.OfferResponse()
 
+    async def OfferAll(
+        self, requests: AsyncIterator[Offer], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.OfferAllResponse:
+        async with closing(requests):
+            async for request in requests:
+                await self._receiver.offer(chunk_from_wire(request))
+        return pb.OfferAllResponse()
+
     async def Confirm(
         self, request: pb.ConfirmRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ConfirmResponse:
@@ -54,12 +66,18 @@ def _handlers(servicer: _Servicer) -> dict[str, Any]:
         (servicer.Offer, Offer, pb.OfferResponse),
         (servicer.Confirm, pb.ConfirmRequest, pb.ConfirmResponse),
     )
-    return {
+    handlers = {
         method.__name__: _grpc.unary_unary_rpc_method_handler(
             method, request_deserializer=request.FromString, response_serializer=response.SerializeToString
         )
         for method, request, response in methods
     }
+    all_of_them = _grpc.stream_unary_rpc_method_handler(
+        servicer.OfferAll,
+        request_deserializer=Offer.FromString,
+        response_serializer=pb.OfferAllResponse.SerializeToString,
+    )
+    return handlers | {"OfferAll": all_of_them}
 
 
 def kvreceiver_service(receiver: KvReceiverApi) -> Service:
@@ -72,8 +90,9 @@ def kvreceiver_service(receiver: KvReceiverApi) -> Service:
 
 
 class KvReceiverClient(KvReceiverApi):
-    """``limit``: seconds after which a receiver that does not answer counts as lost. A confirmation with checksums may
-    have to wait there for copies, of which only its caller knows when they are done: it has no limit here."""
+    """``limit``: seconds after which a receiver that does not answer counts as lost, or takes no further message of a
+    stream. A confirmation with checksums may have to wait there for copies, of which only its caller knows when they
+    are done: it has no limit here."""
 
     def __init__(self, channel: PeerChannel, limit: float = 10.0) -> None:
         self._channel = channel
@@ -84,6 +103,11 @@ class KvReceiverClient(KvReceiverApi):
             f"/{NAME}/Offer",
             request_serializer=Offer.SerializeToString,
             response_deserializer=pb.OfferResponse.FromString,
+        )
+        self._offer_all = untyped.stream_unary(
+            f"/{NAME}/OfferAll",
+            request_serializer=Offer.SerializeToString,
+            response_deserializer=pb.OfferAllResponse.FromString,
         )
 
     async def handshake(self, hello: KvHandshake) -> KvHandshake:
@@ -98,8 +122,45 @@ class KvReceiverClient(KvReceiverApi):
 
     async def offer(self, chunk: KvChunk) -> None:
         metadata = self._channel.metadata(chunk.ticket.request_id)
-        call = self._offer(chunk_to_wire(chunk), timeout=self._limit, metadata=metadata)
+        if chunk.part_count() > 1:
+            call: Awaitable[object] = self._streamed(self._offer_all(metadata=metadata), chunk)
+        else:
+            call = self._offer(chunk_to_wire(chunk), timeout=self._limit, metadata=metadata)
         await self._channel.answer_soon(call, self._limit)
+
+    async def _streamed(self, call: Any, chunk: KvChunk) -> None:
+        writing = asyncio.create_task(self._write(call, chunk))
+
+        def end_writing(_: object) -> None:
+            """A message that did not go, since the receiver has refused one before, would fail with an error of gRPC's
+            own, which takes the place of the receiver's: it is not to hear of that."""
+            if not writing.cancelling():  # else it is by its time limit that the call ends
+                writing.cancel()
+
+        call.add_done_callback(end_writing)
+        try:
+            await asyncio.wait({writing})
+            if not writing.cancelled():
+                writing.result()
+            await self._in_time(call)
+        finally:
+            writing.cancel()
+            call.cancel()  # nothing, once it is done
+            await asyncio.gather(writing, return_exceptions=True)
+
+    async def _write(self, call: Any, chunk: KvChunk) -> None:
+        """Each part is put together when the one before is on its way, while the caches have what gRPC is to copy."""
+        with suppress(grpc.aio.AioRpcError):  # it is the call that knows why
+            for part in chunk.parts():
+                await self._in_time(call.write(chunk_to_wire(part)))
+            await self._in_time(call.done_writing())
+
+    async def _in_time(self, step: Awaitable[object]) -> None:
+        try:
+            async with asyncio.timeout(self._limit):
+                await step
+        except TimeoutError as error:
+            raise PeerUnavailable(f"{self._channel.address}: nothing taken within {self._limit:g} s") from error
 
     async def confirm(self, confirmation: KvConfirmation) -> None:
         metadata = self._channel.metadata(confirmation.ticket.request_id)

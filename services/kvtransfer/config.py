@@ -28,12 +28,12 @@ class KvTransferConfig(ProcessConfig):
     local_calls: bool = True  # on one host offers are packets over a local socket; else gRPC calls, which proxies see
     transport_rest_seconds: float = 30.0  # how long one that failed towards a peer is left alone
     checksums: str = "full"  # full | off
-    max_message_bytes: int = 8 * 1024 * 1024  # of one offer; at least one block is always sent
-    max_mapped_bytes: int = 64 * 1024 * 1024  # of one offer whose bytes are in mapped memory
+    max_message_bytes: int = 8 * 1024 * 1024  # of one offer in one message; at least one block is always sent
+    max_mapped_bytes: int = 64 * 1024 * 1024  # of one offer whose bytes are in mapped memory, or streamed out of it
     max_device_bytes: int = 512 * 1024 * 1024  # of one offer whose bytes are in a mapped GPU's memory
     max_link_bytes: int = SLOT_BYTES  # of one offer whose bytes come over NCCL
     offers_in_flight: int = 3  # of one request
-    acknowledge_seconds: float = 10.0  # a receiver silent for longer counts as lost
+    acknowledge_seconds: float = 10.0  # a receiver that is silent for longer counts as lost
     peer_rest_seconds: float = 1.0  # how long a lost peer is left alone
     catalogue_blocks: int = 1_000_000  # block hashes kept by the directory, all workers together
     peer_lease_seconds: float = 10.0  # a peer that did not announce itself for longer is forgotten

@@ -12,15 +12,22 @@ PROTOCOL_VERSION = 1
 OLDEST_PROTOCOL_VERSION = 1  # N and N-1 work together, so that a fleet can be upgraded worker by worker
 RESLICE = "reslice"  # the speaker converts blocks of other sizes and shards
 LATE_CHECKSUMS = "late-checksums"  # the speaker takes checksums with the confirmation
-FEATURES = (RESLICE, LATE_CHECKSUMS)
+OFFER_STREAMS = "offer-streams"  # the speaker takes offers as bytes one after another, and late checksums of those
+FEATURES = (RESLICE, LATE_CHECKSUMS, OFFER_STREAMS)
+UNMAPPED_FEATURES = (RESLICE, LATE_CHECKSUMS)  # of a worker whose engine is asked for every write to its pool
 
 
 def identity(
-    worker_id: str, epoch: int, card: ModelCard, transports: tuple[str, ...] = (), host: str = ""
+    worker_id: str,
+    epoch: int,
+    card: ModelCard,
+    transports: tuple[str, ...] = (),
+    host: str = "",
+    features: tuple[str, ...] = FEATURES,
 ) -> KvHandshake:
     """What a worker that serves ``card`` says of itself."""
     return KvHandshake(
-        worker_id, epoch, card.model, card.weights_hash, card.format, PROTOCOL_VERSION, FEATURES, transports, host
+        worker_id, epoch, card.model, card.weights_hash, card.format, PROTOCOL_VERSION, features, transports, host
     )
 
 
@@ -40,9 +47,12 @@ def compare(mine: KvHandshake, theirs: KvHandshake) -> None:
         _require_conversion(mine, theirs)
 
 
-def takes_late_checksums(mine: KvHandshake, theirs: KvHandshake) -> bool:
-    """Of the blocks that the one offers the other. What is converted is verified before."""
-    return LATE_CHECKSUMS in theirs.features and theirs.format == mine.format
+def late_ways(mine: KvHandshake, theirs: KvHandshake) -> frozenset[TransportName]:
+    """By which they take the checksums of our blocks with the confirmation. What is converted is verified before."""
+    if theirs.format != mine.format:
+        return frozenset()
+    needed = {way: OFFER_STREAMS if way is TransportName.TCP else LATE_CHECKSUMS for way in TransportName}
+    return frozenset(way for way, feature in needed.items() if feature in theirs.features)
 
 
 def _require_conversion(mine: KvHandshake, theirs: KvHandshake) -> None:

@@ -68,6 +68,10 @@ class MappedOutgoing:
     def receiver(self, hello: KvHandshake, usual: KvReceiverApi) -> KvReceiverApi:
         return self._calls.receiver(hello, usual)
 
+    def is_streamed(self, receiver: KvHandshake) -> bool:
+        """The bytes are not in the offer."""
+        return False
+
     async def chunk(self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks) -> KvChunk:
         checksums = () if self._digest is None else await self._digest(run, blocks)
         return self._named(ticket, run, blocks, checksums)

@@ -95,6 +95,10 @@ class NcclOutgoing:
     def receiver(self, hello: KvHandshake, usual: KvReceiverApi) -> KvReceiverApi:
         return usual
 
+    def is_streamed(self, receiver: KvHandshake) -> bool:
+        """The bytes are not in the offer."""
+        return False
+
     async def chunk(self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks) -> KvChunk:
         link = self._links.get(ticket.receiver_epoch)
         if link is None:

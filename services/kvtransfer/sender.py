@@ -19,7 +19,7 @@ from baton.core.types import FilledBlocks, KvHandshake, Ticket
 from services.kvtransfer.circuit import Circuit
 from services.kvtransfer.config import KvTransferConfig
 from services.kvtransfer.conversion import Conversion
-from services.kvtransfer.handshake import compare, takes_late_checksums
+from services.kvtransfer.handshake import compare, late_ways
 from services.kvtransfer.routes import Routes
 from services.kvtransfer.series import SenderSeries
 from services.kvtransfer.shipment import Shipment
@@ -99,8 +99,7 @@ class KvSender:
         receiver = await self.connect(ticket)
         best = await self._routes.choose(receiver)
         conversion = Conversion(self._identity.format, receiver.format)
-        takes_late = takes_late_checksums(self._identity, receiver)
-        shipment = Shipment(ticket, receiver, run, conversion, skip_blocks, takes_late)
+        shipment = Shipment(ticket, receiver, run, conversion, skip_blocks, late_ways(self._identity, receiver))
         confirming: asyncio.Task[None] | None = None
         try:
             async with asyncio.TaskGroup() as group:
@@ -123,7 +122,7 @@ class KvSender:
         """Until the last offer has begun."""
         slots = asyncio.Semaphore(self._config.offers_in_flight)
         conversion, size = shipment.conversion, self._identity.format.block_size
-        most, skipped = self._most_blocks(best, conversion), conversion.first_block(shipment.skip_blocks)
+        most, skipped = self._most_blocks(shipment, best), conversion.first_block(shipment.skip_blocks)
 
         async def hand_over(blocks: FilledBlocks) -> None:
             try:
@@ -148,7 +147,7 @@ class KvSender:
         size = (blocks.tokens - blocks.first_block * layout.block_size) * layout.token_bytes
         while True:
             transport = await self._routes.choose(shipment.receiver)
-            most = self._most_blocks(transport, shipment.conversion)
+            most = self._most_blocks(shipment, transport)
             if blocks.block_count > most:
                 for piece in _pieces(blocks, blocks.first_block, most, layout.block_size):
                     await self._hand_over(shipment, piece)
@@ -166,12 +165,12 @@ class KvSender:
     async def _offer(self, shipment: Shipment, transport: Outgoing, blocks: FilledBlocks, size: int) -> None:
         """Have the receiver take blocks; those of their checksums that it is told later become the shipment's."""
         ticket, run = shipment.ticket, shipment.run
-        early = transport.early_chunk(ticket, run, blocks) if shipment.takes_late_checksums else None
+        early = transport.early_chunk(ticket, run, blocks) if transport.name in shipment.late_ways else None
         if early is not None:  # on its way before anything else is seen to
             offer = self._receiver(shipment, transport).offer(early.chunk)
             with self._watched(ticket, transport, blocks, size):
                 async with _beside(_digest(shipment, blocks, early)) as digesting:
-                    await self._answered(ticket, transport.name, offer)
+                    await self._answered(ticket, transport.name, offer, early.chunk.part_count())
                     await digesting
             return
         with self._watched(ticket, transport, blocks, size):
@@ -179,7 +178,8 @@ class KvSender:
             chunk = await transport.chunk(ticket, run, blocks)
             if shipment.conversion.is_needed:
                 chunk = replace(chunk, format=self._identity.format)
-            await self._answered(ticket, transport.name, self._receiver(shipment, transport).offer(chunk))
+            offer = self._receiver(shipment, transport).offer(chunk)
+            await self._answered(ticket, transport.name, offer, chunk.part_count())
 
     def _receiver(self, shipment: Shipment, transport: Outgoing) -> KvReceiverApi:
         """Asked for each call: a channel on which nothing runs may be closed meanwhile."""
@@ -199,25 +199,33 @@ class KvSender:
         with self._series.in_flight(transport.name, blocks.block_count), span:
             yield
 
-    def _most_blocks(self, transport: Outgoing, conversion: Conversion) -> int:
+    def _most_blocks(self, shipment: Shipment, transport: Outgoing) -> int:
         """Of one offer. What is converted passes the receiver's front, which serves others meanwhile."""
-        most = self._config.most_bytes(transport.name)
-        most = min(most, self._config.max_message_bytes) if conversion.is_needed else most
+        config, conversion = self._config, shipment.conversion
+        most = config.most_bytes(transport.name)
+        if conversion.is_needed:
+            most = min(most, config.max_message_bytes)
+        elif transport.is_streamed(shipment.receiver):
+            most = config.max_mapped_bytes
         return conversion.at_most(self._blocks_of(most))
 
     def _blocks_of(self, size: int) -> int:
         return max(1, size // self._identity.format.block_bytes)
 
-    async def _answered(self, ticket: Ticket, transport: str, call: Awaitable[T]) -> T:
-        """The receiver's answer. A receiver that is gone or silent is PeerUnavailable and left alone for a while."""
-        limit = asyncio.timeout(self._config.acknowledge_seconds)
+    async def _answered(self, ticket: Ticket, transport: str, call: Awaitable[T], messages: int = 1) -> T:
+        """The receiver's answer. A receiver that is gone or silent is PeerUnavailable and left alone for a while.
+
+        ``messages``: that the call sends, each of which may take as long as an answer.
+        """
+        seconds = messages * self._config.acknowledge_seconds
+        limit = asyncio.timeout(seconds)
         try:
             async with limit:
                 return await call
         except TimeoutError as error:
             if not limit.expired():
                 raise
-            silent = f"receiver {ticket.receiver_address}: no answer within {self._config.acknowledge_seconds} s"
+            silent = f"receiver {ticket.receiver_address}: no answer within {seconds:g} s"
             raise self._lost(ticket, transport, PeerUnavailable(silent)) from error
         except PeerUnavailable as error:
             raise self._lost(ticket, transport, error) from error.__cause__

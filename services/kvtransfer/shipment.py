@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 from baton.core.api import PrefillRun
 from baton.core.types import FilledBlocks, KvConfirmation, KvHandshake, Ticket
 from services.kvtransfer.conversion import Conversion
-from services.kvtransfer.transport import Digests
+from services.kvtransfer.transport import Digests, TransportName
 
 
 @dataclass(slots=True)
 class Shipment:
-    """``skip_blocks``: the receiver's, which it has already."""
+    """``skip_blocks``: the receiver's, which it has already; ``late_ways``: by which it takes checksums later."""
 
     ticket: Ticket
     receiver: KvHandshake
     run: PrefillRun
     conversion: Conversion
     skip_blocks: int
-    takes_late_checksums: bool
+    late_ways: frozenset[TransportName]
     size: int = 0  # bytes that were acknowledged
     tokens: int = 0  # the prompt position up to which blocks were offered
     _late: dict[int, bytes] = field(default_factory=dict[int, bytes])  # checksums, by the block's ordinal

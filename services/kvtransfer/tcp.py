@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
+from dataclasses import replace
 
 from baton.core.api import KvReceiverApi, PrefillRun, SharedPool, WritableBlocks
 from baton.core.errors import TransferRejected
-from baton.core.types import FilledBlocks, KvChunk, KvFormat, KvHandshake, Ticket
+from baton.core.types import FilledBlocks, KvChunk, KvConfirmation, KvFormat, KvHandshake, Ticket
 from services.kvtransfer.checksum import block_checksums, verify
 from services.kvtransfer.config import ChecksumPolicy
+from services.kvtransfer.critical import critical_blocks
+from services.kvtransfer.handshake import OFFER_STREAMS
 from services.kvtransfer.layout import filled_slots, pack, unpack
 from services.kvtransfer.pool_blocks import PoolBlocks, in_turns
-from services.kvtransfer.transport import EarlyChunk, TransportName, require_checksums, require_equal
+from services.kvtransfer.transport import (
+    Digests,
+    EarlyChunk,
+    TransportName,
+    require_checksums,
+    require_equal,
+    require_late_checksums,
+)
 
 
 class TcpOutgoing:
@@ -34,7 +45,11 @@ class TcpOutgoing:
         """There is nothing."""
 
     def receiver(self, hello: KvHandshake, usual: KvReceiverApi) -> KvReceiverApi:
-        return usual
+        return usual if OFFER_STREAMS in hello.features else _InOneMessage(usual)
+
+    def is_streamed(self, receiver: KvHandshake) -> bool:
+        """What is fetched from the engine is there in one piece."""
+        return self._blocks_here is not None and OFFER_STREAMS in receiver.features
 
     async def chunk(self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks) -> KvChunk:
         first, count, here = blocks.first_block, blocks.block_count, self._blocks_here
@@ -48,8 +63,31 @@ class TcpOutgoing:
         return KvChunk(ticket, first, count, payload, digests)
 
     def early_chunk(self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks) -> EarlyChunk | None:
-        """The bytes have to be fetched for the offer anyway."""
-        return None
+        """None where the bytes have to be fetched from the engine anyway."""
+        here = self._blocks_here
+        if here is None or not self._is_verified:
+            return None
+        late = critical_blocks(blocks, self._layout.block_size)
+        pieces = here.pieces(run, blocks)
+        chunk = KvChunk(ticket, blocks.first_block, blocks.block_count, b"", late_checksums=late, pieces=pieces)
+        return EarlyChunk(chunk, lambda: here.checksums(run, blocks))
+
+
+class _InOneMessage(KvReceiverApi):
+    """A receiver that takes an offer's bytes in one message only: of an older version, or with a pool on a device."""
+
+    def __init__(self, usual: KvReceiverApi) -> None:
+        self._usual = usual
+
+    async def handshake(self, hello: KvHandshake) -> KvHandshake:
+        return await self._usual.handshake(hello)
+
+    def offer(self, chunk: KvChunk) -> Awaitable[None]:
+        """Where there are more pieces than blocks it is not taken apart."""
+        return self._usual.offer(replace(chunk, pieces=(*chunk.pieces, b"")) if chunk.pieces else chunk)
+
+    async def confirm(self, confirmation: KvConfirmation) -> None:
+        await self._usual.confirm(confirmation)
 
 
 class TcpIncoming:
@@ -63,20 +101,21 @@ class TcpIncoming:
         self._checksums = checksums
         self._pool = pool
 
-    async def store(self, chunk: KvChunk, reservation: WritableBlocks, tokens: int) -> None:
+    async def store(self, chunk: KvChunk, reservation: WritableBlocks, tokens: int) -> Digests | None:
         layout, body = self._layout, chunk.body
-        self._check(chunk, layout, len(body), tokens)
+        self._check(chunk, layout, len(body), tokens, takes_late=True)
         if self._pool is not None:
-            await self._fill(chunk, reservation, tokens)
-            return
+            return self._found(await self._fill(chunk, reservation, tokens), chunk)
         blocks = unpack(body, layout, chunk.block_count)
         if self._checksums is ChecksumPolicy.OFF:
             await reservation.write_blocks(chunk.first_block, blocks)
-            return
-        verify(body, chunk.first_block, chunk.checksums, layout.block_bytes, when="as received")
+            return None
+        if chunk.checksums:
+            verify(body, chunk.first_block, chunk.checksums, layout.block_bytes, when="as received")
         stored = await written_and_read_back(reservation, chunk.first_block, chunk.block_count, blocks)
         packed = pack(stored, layout, filled_slots(body, layout, chunk.block_count))
-        verify(packed, chunk.first_block, chunk.checksums, layout.block_bytes, when="as stored")
+        digests = block_checksums(packed, chunk.first_block, chunk.block_count, layout.block_bytes)
+        return self._found(digests, chunk)
 
     def read(self, chunk: KvChunk, layout: KvFormat, tokens: int) -> bytes:
         body = bytes(chunk.body)
@@ -91,7 +130,16 @@ class TcpIncoming:
     def decline(self, chunk: KvChunk) -> None:
         """The bytes are here already."""
 
-    async def _fill(self, chunk: KvChunk, reservation: WritableBlocks, tokens: int) -> None:
+    def _found(self, digests: Digests, chunk: KvChunk) -> Digests | None:
+        """Of what is stored now: those that are to be compared later, None once they are found equal."""
+        if self._checksums is ChecksumPolicy.OFF:
+            return None
+        if chunk.late_checksums:
+            return digests
+        require_equal(digests, chunk, when="as stored")
+        return None
+
+    async def _fill(self, chunk: KvChunk, reservation: WritableBlocks, tokens: int) -> Digests:
         """In turns. Each time it is asked whether the blocks are still held; nobody can give them up amid a copy."""
         layout, size, payload = self._layout, self._layout.block_bytes, memoryview(chunk.body)
 
@@ -100,17 +148,19 @@ class TcpIncoming:
             part = payload[turn.start * size : turn.stop * size]
             return reservation.fill_blocks(chunk.first_block + turn.start, part, filled)
 
-        digests = await in_turns(chunk.block_count, layout, fill)
-        if self._checksums is not ChecksumPolicy.OFF:
-            require_equal(digests, chunk, when="as stored")
+        return await in_turns(chunk.block_count, layout, fill)
 
-    def _check(self, chunk: KvChunk, layout: KvFormat, size: int, tokens: int) -> None:
+    def _check(self, chunk: KvChunk, layout: KvFormat, size: int, tokens: int, *, takes_late: bool = False) -> None:
         """The payload holds exactly the tokens of its blocks; only the context's last block may be partly filled."""
         expected = tokens * layout.token_bytes
         if size != expected:
             begin = chunk.first_block * layout.block_size
             raise TransferRejected(f"payload: tokens {begin}..{begin + tokens - 1} are {expected} bytes, got {size}")
-        if self._checksums is not ChecksumPolicy.OFF:
+        if self._checksums is ChecksumPolicy.OFF:
+            return
+        if takes_late and chunk.late_checksums:
+            require_late_checksums(chunk)
+        else:
             require_checksums(chunk)
 
 

@@ -62,6 +62,10 @@ class Outgoing(Protocol):
         """Who takes offers and confirmations for the receiver that says ``hello``: ``usual``, or a shorter way."""
         ...
 
+    def is_streamed(self, receiver: KvHandshake) -> bool:
+        """Whether an offer of blocks goes there as one message after another, and may be larger than one."""
+        ...
+
     async def chunk(self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks) -> KvChunk:
         """What to offer for these blocks of ``run``, of which the last one may be partly filled."""
         ...

@@ -15,7 +15,7 @@ from baton.engine.native.block_copy import best_block_copy
 from services.kvtransfer.config import KvTransferConfig
 from services.kvtransfer.cuda_ipc import cuda_ipc
 from services.kvtransfer.door import PoolDoor, host_name
-from services.kvtransfer.handshake import identity
+from services.kvtransfer.handshake import FEATURES, UNMAPPED_FEATURES, identity
 from services.kvtransfer.nccl import NcclIncoming, NcclOutgoing
 from services.kvtransfer.pool_blocks import pool_blocks
 from services.kvtransfer.shm import shared_memory
@@ -82,6 +82,7 @@ def open_transports(
         order = list(TransportName)
         outgoing.sort(key=lambda way: order.index(way.name))
         names = tuple(way.name.value for way in outgoing)
-        hello = identity(worker_id, epoch, engine.card, names, host_name() if doors else "")
+        features = UNMAPPED_FEATURES if engine.pool is None else FEATURES
+        hello = identity(worker_id, epoch, engine.card, names, host_name() if doors else "", features)
         taken = (TcpIncoming(layout, checksums, engine.pool), *incoming)
         yield Transports(tuple(outgoing), taken, hello, tuple(doors), config.local_calls)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 from baton.core.types.tokens import Attempt
+
+PART_BYTES = 2 << 20  # of one message among several; smaller ones cost more Python, larger ones miss the caches
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +62,9 @@ class KvHandshake:
     """Says who speaks and what it can do; compared field by field, a difference is refused by name.
 
     ``features``: "reslice" converts blocks of other sizes and shards, "late-checksums" takes checksums with the
-    confirmation. ``transports`` empty: "tcp" alone, as a worker
-    says that knows no other. ``host`` names the running system of the speaker's host. ``door`` is only in a receiver's
-    answer.
+    confirmation, "offer-streams" takes offers as bytes one after another, and late checksums of those. ``transports``
+    empty: "tcp" alone, as a worker says that knows no other. ``host`` names the running system of the speaker's host.
+    ``door`` is only in a receiver's answer.
     """
 
     worker_id: str
@@ -138,6 +141,33 @@ class KvChunk:
     format: KvFormat | None = None
     pieces: tuple[bytes | memoryview, ...] = ()
     late_checksums: bytes = b""
+
+    def parts(self, most_bytes: int = PART_BYTES) -> Iterator[KvChunk]:
+        """The same blocks, as many at a time as ``most_bytes`` hold, at least one; all at once where their ``pieces``
+        are not blocks of the receiver's."""
+        blocks = self._part_blocks(most_bytes)
+        if blocks >= self.block_count:
+            yield self
+            return
+        for first in range(0, self.block_count, blocks):
+            part = slice(first, first + blocks)
+            yield replace(
+                self,
+                first_block=self.first_block + first,
+                block_count=len(self.pieces[part]),
+                checksums=self.checksums[part],
+                late_checksums=self.late_checksums[part],
+                pieces=self.pieces[part],
+            )
+
+    def part_count(self, most_bytes: int = PART_BYTES) -> int:
+        return max(1, -(-self.block_count // self._part_blocks(most_bytes)))
+
+    def _part_blocks(self, most_bytes: int) -> int:
+        """All are as large as the first one, but for the last one, which may be smaller."""
+        if self.format is not None or not self.pieces or len(self.pieces) != self.block_count:
+            return max(1, self.block_count)
+        return max(1, most_bytes // max(1, len(self.pieces[0])))
 
     @property
     def body(self) -> bytes | memoryview:

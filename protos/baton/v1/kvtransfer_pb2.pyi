@@ -59,6 +59,10 @@ class OfferResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class OfferAllResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class ConfirmRequest(_message.Message):
     __slots__ = ("ticket", "first_block", "block_count", "checksums")
     TICKET_FIELD_NUMBER: _ClassVar[int]

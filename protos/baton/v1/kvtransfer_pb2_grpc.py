@@ -45,6 +45,11 @@ class KvReceiverServiceStub:
                 request_serializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.OfferRequest.SerializeToString,
                 response_deserializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.OfferResponse.FromString,
                 _registered_method=True)
+        self.OfferAll = channel.stream_unary(
+                '/baton.v1.KvReceiverService/OfferAll',
+                request_serializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.OfferRequest.SerializeToString,
+                response_deserializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.OfferAllResponse.FromString,
+                _registered_method=True)
         self.Confirm = channel.unary_unary(
                 '/baton.v1.KvReceiverService/Confirm',
                 request_serializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.ConfirmRequest.SerializeToString,
@@ -68,6 +73,14 @@ class KvReceiverServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OfferAll(self, request_iterator, context):
+        """Offers of one ticket, each complete in itself, taken in order; answered once all are, refused with the first that is.
+        For receivers that have the feature "offer-streams".
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Confirm(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -86,6 +99,11 @@ def add_KvReceiverServiceServicer_to_server(servicer, server):
                     servicer.Offer,
                     request_deserializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.OfferRequest.FromString,
                     response_serializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.OfferResponse.SerializeToString,
+            ),
+            'OfferAll': grpc.stream_unary_rpc_method_handler(
+                    servicer.OfferAll,
+                    request_deserializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.OfferRequest.FromString,
+                    response_serializer=protos_dot_baton_dot_v1_dot_kvtransfer__pb2.OfferAllResponse.SerializeToString,
             ),
             'Confirm': grpc.unary_unary_rpc_method_handler(
                     servicer.Confirm,
@@ -148,6 +166,33 @@ class KvReceiverService:
             '/baton.v1.KvReceiverService/Offer',
             protos_dot_baton_dot_v1_dot_kvtransfer__pb2.OfferRequest.SerializeToString,
             protos_dot_baton_dot_v1_dot_kvtransfer__pb2.OfferResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OfferAll(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/baton.v1.KvReceiverService/OfferAll',
+            protos_dot_baton_dot_v1_dot_kvtransfer__pb2.OfferRequest.SerializeToString,
+            protos_dot_baton_dot_v1_dot_kvtransfer__pb2.OfferAllResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,6 +35,10 @@ class KvReceiverServiceStub:
     def __new__(cls, channel: _aio.Channel) -> KvReceiverServiceAsyncStub: ...
     Handshake: _grpc.UnaryUnaryMultiCallable[_kvtransfer_pb2.HandshakeRequest, _kvtransfer_pb2.HandshakeResponse]
     Offer: _grpc.UnaryUnaryMultiCallable[_kvtransfer_pb2.OfferRequest, _kvtransfer_pb2.OfferResponse]
+    OfferAll: _grpc.StreamUnaryMultiCallable[_kvtransfer_pb2.OfferRequest, _kvtransfer_pb2.OfferAllResponse]
+    """Offers of one ticket, each complete in itself, taken in order; answered once all are, refused with the first that is.
+    For receivers that have the feature "offer-streams".
+    """
     Confirm: _grpc.UnaryUnaryMultiCallable[_kvtransfer_pb2.ConfirmRequest, _kvtransfer_pb2.ConfirmResponse]
 
 @_typing.type_check_only
@@ -44,6 +48,10 @@ class KvReceiverServiceAsyncStub(KvReceiverServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Handshake: _aio.UnaryUnaryMultiCallable[_kvtransfer_pb2.HandshakeRequest, _kvtransfer_pb2.HandshakeResponse]  # type: ignore[assignment]
     Offer: _aio.UnaryUnaryMultiCallable[_kvtransfer_pb2.OfferRequest, _kvtransfer_pb2.OfferResponse]  # type: ignore[assignment]
+    OfferAll: _aio.StreamUnaryMultiCallable[_kvtransfer_pb2.OfferRequest, _kvtransfer_pb2.OfferAllResponse]  # type: ignore[assignment]
+    """Offers of one ticket, each complete in itself, taken in order; answered once all are, refused with the first that is.
+    For receivers that have the feature "offer-streams".
+    """
     Confirm: _aio.UnaryUnaryMultiCallable[_kvtransfer_pb2.ConfirmRequest, _kvtransfer_pb2.ConfirmResponse]  # type: ignore[assignment]
 
 class KvReceiverServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -62,6 +70,16 @@ class KvReceiverServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _kvtransfer_pb2.OfferRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_kvtransfer_pb2.OfferResponse, _abc.Awaitable[_kvtransfer_pb2.OfferResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def OfferAll(
+        self,
+        request_iterator: _MaybeAsyncIterator[_kvtransfer_pb2.OfferRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvtransfer_pb2.OfferAllResponse, _abc.Awaitable[_kvtransfer_pb2.OfferAllResponse]]:
+        """Offers of one ticket, each complete in itself, taken in order; answered once all are, refused with the first that is.
+        For receivers that have the feature "offer-streams".
+        """
 
     @_abc_1.abstractmethod
     def Confirm(

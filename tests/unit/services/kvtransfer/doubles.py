@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from baton.core.types import FilledBlocks, FirstToken, KvFormat, TokenChunk, Usage
+from baton.engine.ownpool import OwnPool
 
 
 class Run:
@@ -85,3 +86,21 @@ class Held:
     async def decode(self, first: FirstToken | None) -> AsyncIterator[TokenChunk]:
         raise NotImplementedError
         yield TokenChunk()
+
+
+class Filled(Held):
+    """A reservation whose blocks stand in a pool, as these ``numbers``. ``fills``: (first block, bytes), in order."""
+
+    def __init__(self, pool: OwnPool, layout: KvFormat, numbers: Sequence[int]) -> None:
+        super().__init__(layout)
+        self._pool = pool
+        self._numbers = numbers
+        self.fills: list[tuple[int, int]] = []
+
+    def fill_blocks(self, first_block: int, payload: bytes | memoryview, filled: int) -> tuple[bytes, ...]:
+        self.fills.append((first_block, len(payload)))
+        count = -(-len(payload) // self.layout.block_bytes)
+        found = self._pool.fill(self._numbers[first_block : first_block + count], payload, first_block, filled)
+        if self.spoil:
+            return (bytes(16), *found[1:])
+        return found

@@ -12,6 +12,7 @@ from baton.core.types import FilledBlocks
 from baton.engine.client import threaded_engine
 from baton.engine.digest import are_strong
 from baton.engine.process import fake_runner
+from services.kvtransfer.handshake import FEATURES, LATE_CHECKSUMS, OFFER_STREAMS
 from services.kvtransfer.transport import TransportName
 from services.kvtransfer.transports import open_transports
 from tests.contract.mapped_workers import ON_DEVICE, ON_HOST, PROMPT, SETTINGS, TICKET, Worker, run_pair
@@ -44,5 +45,18 @@ def test_a_worker_s_transports_are_those_that_its_pool_has() -> None:
         async with threaded_engine(fake_runner(ON_HOST), ON_HOST) as engine:
             with open_transports(engine, "w", 1, SETTINGS) as found:
                 assert found.hello.transports == ("shm", "tcp")
+
+    asyncio.run(main())
+
+
+def test_a_worker_asks_for_offers_in_streams_where_its_front_has_mapped_the_pool_that_they_go_into() -> None:
+    async def main() -> None:
+        for config, asks, streamed in ((ON_DEVICE, False, set[str]()), (ON_HOST, True, {"tcp"})):
+            async with threaded_engine(fake_runner(config), config) as engine:
+                with open_transports(engine, "w", 1, SETTINGS) as found:
+                    assert (OFFER_STREAMS in found.answer.features) is asks
+                    assert LATE_CHECKSUMS in found.answer.features
+                    theirs = replace(found.answer, features=FEATURES)
+                    assert {way.name for way in found.outgoing if way.is_streamed(theirs)} == streamed
 
     asyncio.run(main())

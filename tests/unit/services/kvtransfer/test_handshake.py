@@ -10,7 +10,7 @@ from baton.core.errors import ConfigError, TransferRejected
 from baton.core.types import KvFormat, KvHandshake
 from baton.engine.fake import fake_card
 from services.kvtransfer.config import ChecksumPolicy, KvTransferConfig
-from services.kvtransfer.handshake import RESLICE, compare, identity
+from services.kvtransfer.handshake import LATE_CHECKSUMS, OFFER_STREAMS, RESLICE, compare, identity, late_ways
 
 MINE = KvHandshake("a", 1, "m", "hash", KvFormat("fake", 16, 1, 1, 8))
 
@@ -56,6 +56,19 @@ def test_shards_that_do_not_share_the_heads_equally_are_refused(shards: int) -> 
 
 def test_a_worker_says_that_it_converts() -> None:
     assert RESLICE in identity("a", 1, fake_card()).features
+
+
+def test_checksums_come_later_by_the_ways_that_the_receivers_version_knows() -> None:
+    by_others = {"cuda-ipc", "nccl", "shm"}
+    for features, ways in (
+        ((), set[str]()),
+        ((LATE_CHECKSUMS,), by_others),
+        ((OFFER_STREAMS,), {"tcp"}),
+        ((LATE_CHECKSUMS, OFFER_STREAMS), by_others | {"tcp"}),
+    ):
+        theirs = replace(MINE, worker_id="b", features=features)
+        assert late_ways(MINE, theirs) == ways
+        assert late_ways(MINE, replace(theirs, format=replace(MINE.format, block_size=8))) == set()
 
 
 def test_other_weights_are_refused() -> None:

@@ -87,17 +87,11 @@ class EarlyIncoming(TcpIncoming):
         self.may_store.set()
         self.fails: BatonError | None = None
 
-    async def store(  # type: ignore[override] - TCP verifies at once
-        self, chunk: KvChunk, reservation: WritableBlocks, tokens: int
-    ) -> Digests | None:
+    async def store(self, chunk: KvChunk, reservation: WritableBlocks, tokens: int) -> Digests | None:
         await self.may_store.wait()
         if self.fails is not None:
             raise self.fails
-        if not chunk.late_checksums:
-            return await super().store(chunk, reservation, tokens)
-        await reservation.write_blocks(chunk.first_block, chunk.payload)
-        stored = await reservation.read_blocks(chunk.first_block, chunk.block_count)
-        return block_checksums(stored, chunk.first_block, chunk.block_count, SIZE)
+        return await super().store(chunk, reservation, tokens)
 
 
 class Pair:
@@ -344,12 +338,12 @@ def test_a_confirmation_that_waits_for_blocks_ends_with_the_ticket() -> None:
     asyncio.run(run())
 
 
-def test_tcp_takes_no_checksums_later() -> None:
+def test_tcp_takes_checksums_later_for_every_block_or_none_at_all() -> None:
     async def run() -> None:
         pair = Pair()
         async with pair.receiver.accept("r", ATTEMPT, Held(FORMAT), skip_blocks=0, context_tokens=8) as delivery:
-            chunk = KvChunk(delivery.ticket, 0, 2, block(0) + block(1), late_checksums=b"\1\1")
-            with pytest.raises(TransferRejected, match="checksums: one for each of 2 blocks is required"):
+            chunk = KvChunk(delivery.ticket, 0, 2, block(0) + block(1), late_checksums=b"\1")
+            with pytest.raises(TransferRejected, match="late_checksums: a byte for each of 2 blocks is required"):
                 await pair.receiver.offer(chunk)
 
     asyncio.run(run())

@@ -42,6 +42,9 @@ class Way:
     def receiver(self, hello: KvHandshake, usual: KvReceiverApi) -> KvReceiverApi:
         return usual
 
+    def is_streamed(self, receiver: KvHandshake) -> bool:
+        raise NotImplementedError
+
     async def chunk(self, ticket: Ticket, run: PrefillRun, blocks: FilledBlocks) -> KvChunk:
         raise NotImplementedError
 

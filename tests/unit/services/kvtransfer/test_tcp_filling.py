@@ -21,7 +21,7 @@ from services.kvtransfer.config import ChecksumPolicy
 from services.kvtransfer.layout import pack
 from services.kvtransfer.receiver import Delivery, KvReceiver
 from services.kvtransfer.tcp import TcpIncoming
-from tests.unit.services.kvtransfer.doubles import Held
+from tests.unit.services.kvtransfer.doubles import Filled
 
 LAYOUT = KvFormat("bfloat16", 4, 3, 2, 16)
 SIZE = LAYOUT.block_bytes
@@ -33,28 +33,11 @@ TOKENS = (BLOCKS - 1) * LAYOUT.block_size + FILLED
 NUMBERS = (5, 0, 3, 2)
 
 
-class Filled(Held):
-    """A reservation whose blocks stand in a pool. ``fills``: (first block, bytes), in order."""
-
-    def __init__(self, pool: OwnPool) -> None:
-        super().__init__(LAYOUT)
-        self._pool = pool
-        self.fills: list[tuple[int, int]] = []
-
-    def fill_blocks(self, first_block: int, payload: bytes | memoryview, filled: int) -> tuple[bytes, ...]:
-        self.fills.append((first_block, len(payload)))
-        count = -(-len(payload) // SIZE)
-        found = self._pool.fill(NUMBERS[first_block : first_block + count], payload, first_block, filled)
-        if self.spoil:
-            return (bytes(16), *found[1:])
-        return found
-
-
 class Worker:
     def __init__(self, checksums: ChecksumPolicy) -> None:
         self.memory = PoolMemory(6, LAYOUT)
         self.own = OwnPool(os.dup(self.memory.fd), LAYOUT)
-        self.held = Filled(self.own)
+        self.held = Filled(self.own, LAYOUT, NUMBERS)
         tcp = TcpIncoming(LAYOUT, checksums, self.own)
         self.receiver = KvReceiver(IDENTITY, "d:1", tcp, meter=SilentMeter(), clock=ManualClock())
 
