@@ -77,7 +77,9 @@ def test_a_client_that_resumes_after_a_late_recovery_pays_only_the_rest(in_each_
     in_each_world(body)
 
 
-def test_what_is_told_of_a_reservation_that_another_gateway_took_over_is_charged_with_what_that_delivers(in_each_world: InWorlds) -> None:
+def test_what_is_told_of_a_reservation_that_was_taken_over_is_charged_with_the_rest_of_it(
+    in_each_world: InWorlds,
+) -> None:
     async def body(world: World) -> None:
         order = claim(PAYER)
         await world.quota.reserve(order)

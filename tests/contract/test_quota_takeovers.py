@@ -1,4 +1,4 @@
-"""Requests that others take over: whatever any of their owners delivered is charged, once, in whatever order they end."""
+"""Requests that others take over: whatever any of their owners delivered is charged, once, in whatever order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import permutations
 import pytest
 
 from baton.core.types import Delivered, LeaseState, LedgerReason, Limits, Prices, Progress, QuotaClaim, SettleOutcome
-from tests.contract.quota_worlds import InWorlds, World, account, claim, owned_by, standing
+from tests.contract.quota_worlds import InWorlds, World, account, claim, standing
 
 PAYER = account(Limits(tokens_per_day=1_000, concurrency=1))
 PRICES = Prices(1, 2, 3, joule=1_000)

@@ -40,7 +40,7 @@ class Step:
 
 STEPS = st.builds(
     Step,
-    action=st.sampled_from(["reserve", "reserve", "reserve", "settle", "settle", "release", "renew", "recover", "expire"]),
+    action=st.sampled_from(["reserve"] * 3 + ["settle"] * 2 + ["release", "renew", "recover", "expire"]),
     seconds=st.sampled_from([0.0, 0.0, 0.0, 1.0, 7.0, 16.0, 61.0, 7200.0]),
     admission=st.integers(0, 12),
     payer=st.integers(0, len(PAYERS) - 1),

@@ -100,11 +100,11 @@ class QuotaGrant:
 
 
 class SettleOutcome(StrEnum):
-    """A reservation is settled once; a second settlement changes nothing and says so."""
+    """A reservation is settled once; a second settlement says so, and changes nothing of it."""
 
     SETTLED = "settled"
     ALREADY = "already"
-    SUPERSEDED = "superseded"  # another admission took the request over and will settle it
+    SUPERSEDED = "superseded"  # another admission took the request over: what this one delivered is charged with its
 
 
 @dataclass(frozen=True, slots=True)
