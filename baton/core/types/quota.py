@@ -131,7 +131,7 @@ class LedgerReason(StrEnum):
 
     SETTLED = "settled"
     EXPIRED = "expired"  # the lease ran out: what was delivered as far as its gateway told
-    LATE = "late"  # settled after it had expired: the difference
+    LATE = "late"  # told or settled after it had ended: the difference
     UNRESERVED = "unreserved"  # served while the shared counters were away
 
 
