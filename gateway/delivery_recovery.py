@@ -1,7 +1,8 @@
 """Delivery logs that dead gateways left behind: Redis is told what they hold, then they are deleted.
 
 Every gateway looks after the whole directory, and the first one to take a file's lock has it. What it tells is
-progress, as in a renewal: a client may go on elsewhere within its lease as before, and what others took over is theirs.
+progress, as in a renewal: a client may go on elsewhere within its lease as before, and what others took over is charged
+with what they deliver, once.
 """
 
 from __future__ import annotations

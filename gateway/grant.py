@@ -36,7 +36,7 @@ class Grant:
         return Progress(self.claim.request_id, self.claim.account.tenant.name, self.claim.owner, self._written)
 
     def end_superseded(self) -> None:
-        """Another gateway took the request over, and will settle it: what is streamed here is paid for by nobody."""
+        """Another gateway took the request over: what was streamed here is charged with what it delivers, once."""
         self.deadline.cut(
             Cancelled(f"request {self.claim.request_id} was taken over by a later call, at another gateway")
         )

@@ -61,19 +61,21 @@ class QuotaApi(Protocol):
 
     async def renew(self, organisation: str, progress: Sequence[Progress], lease_seconds: float) -> list[LeaseState]:
         """Extend leases and note what was delivered so far, unless more was told before; the answers are in the order
-        of ``progress``."""
+        of ``progress``. What an owner tells that is superseded is noted, too."""
         ...
 
     async def recover(self, organisation: str, progress: Sequence[Progress]) -> int:
-        """Note what a gateway that died had delivered, as far as its reservations are still its own: how many were.
+        """Note what a gateway that died had delivered. How many reservations were still its own.
 
-        No lease grows longer. One that has ended is charged for what it was not told of. Telling again changes nothing.
+        No lease grows longer. One that has ended is charged for what it was not told of, and so is one that somebody
+        else has taken over, once. Telling again changes nothing.
         """
         ...
 
     async def settle(self, claim: QuotaClaim, delivered: Delivered) -> SettleOutcome:
         """Charge what was delivered, refund the rest, write the ledger. A claim without a reservation (served while
-        the counters were away, or lost with them) is charged as well."""
+        the counters were away, or lost with them) is charged as well. An admission and all that took it over come to
+        the most that one of them delivered, in whatever order they settle, as long as their ends are remembered."""
         ...
 
     async def release(self, claim: QuotaClaim) -> SettleOutcome:

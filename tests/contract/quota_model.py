@@ -32,6 +32,7 @@ class Booking:
     paid: tuple[int, int, int] = (0, 0, 0)
     progress: tuple[int, int, int] = (1, 0, 0)
     state: str = "open"
+    former: frozenset[str] = frozenset()  # owners whose place another one has taken
 
     def tell(self, delivered: Delivered) -> None:
         told = (1, delivered.input_tokens, delivered.output_tokens)
@@ -42,6 +43,9 @@ class Booking:
         already = add(self.before, self.paid)
         self.paid = add(self.paid, above(total, already))
         self.held, self.state = (0, 0, 0), state
+
+    def supersede(self) -> None:
+        self.former |= {self.claim.owner}
 
 
 def add(a: tuple[int, int, int], b: tuple[int, int, int]) -> tuple[int, int, int]:
@@ -78,6 +82,7 @@ class QuotaModel:
         if latest is not None and latest.state == "open":
             if not same_size:
                 return "in_use"
+            latest.supersede()
             latest.claim = replace(latest.claim, owner=claim.owner)  # whoever began it pays
             latest.lease_end = now + claim.lease_seconds
             return "taken"
@@ -86,16 +91,18 @@ class QuotaModel:
         cost = above((1, claim.input_tokens, claim.output_tokens), before)
         if any(self._breaks(claim, level, cost, now) for level in Level):
             return "refused"
+        made = Booking(claim, now, now + claim.lease_seconds, cost, before)
         if latest is not None and latest.state == "expired":
-            latest.state = "over"
-        self.bookings.append(Booking(claim, now, now + claim.lease_seconds, cost, before))
+            latest.supersede()
+            latest.state, made.former = "over", latest.former if resumes else frozenset()
+        self.bookings.append(made)
         return "granted"
 
     def settle(self, claim: QuotaClaim, delivered: Delivered) -> bool:
-        """Nothing for an admission that is over or was taken over. Whether it came after the lease."""
+        """Nothing for an admission that is over. Whether it came after the lease."""
         booking = self.latest(claim)
         if booking is None or booking.claim.owner != claim.owner or booking.state == "over":
-            return False
+            return self.tell_late(claim, delivered)
         is_late = booking.state == "expired"
         booking.pay(booking.progress, "expired")  # what an earlier owner told is never lowered
         booking.pay((1, delivered.input_tokens, delivered.output_tokens), "over")
@@ -112,18 +119,34 @@ class QuotaModel:
         booking = self.latest(claim)
         if booking is not None and booking.claim.owner == claim.owner and booking.state != "over":
             is_owed = booking.progress != (1, 0, 0) or add(booking.before, booking.paid) != (0, 0, 0)
-            booking.pay(*((booking.progress, "expired") if is_owed else ((0, 0, 0), "over")))
+            may_go_on = is_owed or bool(booking.former)
+            booking.pay(booking.progress if is_owed else (0, 0, 0), "expired" if may_go_on else "over")
 
-    def renew(self, claim: QuotaClaim, delivered: Delivered, now: float) -> None:
+    def tell_late(self, claim: QuotaClaim, delivered: Delivered) -> bool:
+        """By an owner whose place another one has taken. Whether it came after the end."""
+        found = [b for b in self.bookings if same_request(b.claim, claim) and claim.owner in b.former]
+        if not found or (delivered.input_tokens, delivered.output_tokens) == (0, 0):
+            return False
+        found[-1].tell(delivered)
+        if found[-1].state != "open":
+            found[-1].pay(found[-1].progress, found[-1].state)
+        return found[-1].state != "open"
+
+    def renew(self, claim: QuotaClaim, delivered: Delivered, now: float) -> bool:
+        """Whether it told of one that has ended."""
         booking = self.latest(claim)
-        if booking is not None and booking.claim.owner == claim.owner and booking.state == "open":
+        if booking is None or booking.claim.owner != claim.owner or booking.state == "over":
+            return self.tell_late(claim, delivered)
+        if booking.state == "open":
             booking.tell(delivered)
             booking.lease_end = now + claim.lease_seconds
+        return False
 
     def recover(self, claim: QuotaClaim, delivered: Delivered) -> bool:
         """Whether the admission is still this owner's, open or expired."""
         booking = self.latest(claim)
         if booking is None or booking.claim.owner != claim.owner or booking.state == "over":
+            self.tell_late(claim, delivered)
             return False
         booking.tell(delivered)
         if booking.state == "expired":
@@ -131,11 +154,7 @@ class QuotaModel:
         return True
 
     def latest(self, claim: QuotaClaim) -> Booking | None:
-        same = [
-            b
-            for b in self.bookings
-            if who(b.claim, Level.TENANT) == who(claim, Level.TENANT) and same_id(b.claim, claim)
-        ]
+        same = [b for b in self.bookings if same_request(b.claim, claim)]
         return same[-1] if same else None
 
     def sums(self, claim: QuotaClaim, level: Level, metric: Metric, now: float) -> tuple[int, int]:
@@ -175,5 +194,5 @@ def size(claim: QuotaClaim) -> tuple[int, int]:
     return claim.input_tokens, claim.output_tokens
 
 
-def same_id(a: QuotaClaim, b: QuotaClaim) -> bool:
-    return a.request_id == b.request_id
+def same_request(a: QuotaClaim, b: QuotaClaim) -> bool:
+    return (who(a, Level.TENANT), a.request_id) == (who(b, Level.TENANT), b.request_id)

@@ -114,7 +114,7 @@ class Run:
             assert (found == 1) is self.model.recover(made, delivered)
             self.may_exceed = True  # what came late has given its room to others
         elif step.action == "renew":
-            self.model.renew(made, delivered, self.now)
+            self.may_exceed |= self.model.renew(made, delivered, self.now)
             self.log.append(await self.world.quota.renew("umbrella", [told], made.lease_seconds))
 
     async def reserve(self, order: QuotaClaim) -> None:

@@ -77,16 +77,18 @@ def test_a_client_that_resumes_after_a_late_recovery_pays_only_the_rest(in_each_
     in_each_world(body)
 
 
-def test_what_another_gateway_took_over_is_not_disturbed(in_each_world: InWorlds) -> None:
+def test_what_is_told_of_a_reservation_that_was_taken_over_is_charged_with_the_rest_of_it(
+    in_each_world: InWorlds,
+) -> None:
     async def body(world: World) -> None:
         order = claim(PAYER)
         await world.quota.reserve(order)
         successor = owned_by(order, "gateway-2")
         await world.quota.reserve(successor)
-        assert await world.quota.recover("umbrella", told(Delivered(10, 0, 20))) == 0
+        assert await world.quota.recover("umbrella", told(Delivered(10, 2, 12, energy_millijoules=80))) == 0
         await world.quota.settle(successor, LAST)
-        assert await world.quota.recover("umbrella", told(Delivered(10, 0, 20), "gateway-2")) == 0
-        assert await charges(world) == [(LedgerReason.SETTLED, 1, 9)]
+        assert await world.quota.recover("umbrella", told(Delivered(10, 0, 20), "gateway-2")) == 0, "it has settled"
+        assert await charges(world) == [(LedgerReason.SETTLED, 1, 12)]
 
     in_each_world(body)
 

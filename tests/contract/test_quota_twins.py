@@ -40,7 +40,7 @@ class Step:
 
 STEPS = st.builds(
     Step,
-    action=st.sampled_from(["reserve", "reserve", "reserve", "settle", "settle", "release", "renew", "expire"]),
+    action=st.sampled_from(["reserve"] * 3 + ["settle"] * 2 + ["release", "renew", "recover", "expire"]),
     seconds=st.sampled_from([0.0, 0.0, 0.0, 1.0, 7.0, 16.0, 61.0, 7200.0]),
     admission=st.integers(0, 12),
     payer=st.integers(0, len(PAYERS) - 1),
@@ -61,6 +61,7 @@ def chosen(step: Step, claims: list[QuotaClaim]) -> QuotaClaim:
 
 async def answer(world: World, step: Step, order: QuotaClaim) -> object:
     quota, delivered = world.quota, Delivered(step.delivered[0], 0, step.delivered[1], energy_millijoules=900)
+    progress = Progress(order.request_id, order.account.tenant.name, order.owner, delivered)
     world.pass_time(step.seconds)
     try:
         match step.action:
@@ -71,8 +72,9 @@ async def answer(world: World, step: Step, order: QuotaClaim) -> object:
             case "release":
                 return await quota.release(order)
             case "renew":
-                told = Progress(order.request_id, order.account.tenant.name, order.owner, delivered)
-                return await quota.renew("umbrella", [told], 15.0)
+                return await quota.renew("umbrella", [progress], 15.0)
+            case "recover":
+                return await quota.recover("umbrella", [progress])
             case _:
                 return await quota.expire()
     except QuotaExceeded as error:

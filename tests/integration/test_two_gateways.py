@@ -149,3 +149,30 @@ def test_a_request_taken_over_at_another_gateway_ends_at_the_first_and_is_charge
             await eventually(is_charged_once, "what the later call got is charged")
 
     asyncio.run(main())
+
+
+def test_who_asks_again_at_another_gateway_and_hangs_up_there_pays_for_what_the_first_one_delivers() -> None:
+    """Which does not hear of it before its answer is whole."""
+    seldom = ("gateway.quota_lease_seconds=600", "gateway.quota_renew_seconds=200")
+    asked = replace(ASK, max_tokens=150, request_id="one")
+
+    async def main() -> None:
+        async with two_gateways("engine.fake_step_ms=20", *seldom) as to:
+            await to.limit(Limits(tokens_per_month=100_000))
+            here, there = to.clients
+            async with aclosing(here.stream(asked)) as older:
+                got = len((await anext(older)).token_ids)
+                async with aclosing(there.stream(asked)) as newer:
+                    await anext(newer)
+                await to.used()  # so the later call is settled
+                async for chunk in older:
+                    got += len(chunk.token_ids)
+            assert got == asked.max_tokens
+
+            async def is_all_charged() -> bool:
+                return await to.used() == 8 + got
+
+            await eventually(is_all_charged, "what the first one delivered is charged")
+            assert await to.charged() == [(1, 8)]
+
+    asyncio.run(main())

@@ -100,11 +100,11 @@ class QuotaGrant:
 
 
 class SettleOutcome(StrEnum):
-    """A reservation is settled once; a second settlement changes nothing and says so."""
+    """A reservation is settled once; a second settlement says so, and changes nothing of it."""
 
     SETTLED = "settled"
     ALREADY = "already"
-    SUPERSEDED = "superseded"  # another admission took the request over and will settle it
+    SUPERSEDED = "superseded"  # another admission took the request over: what this one delivered is charged with its
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class LedgerReason(StrEnum):
 
     SETTLED = "settled"
     EXPIRED = "expired"  # the lease ran out: what was delivered as far as its gateway told
-    LATE = "late"  # settled after it had expired: the difference
+    LATE = "late"  # told or settled after it had ended: the difference
     UNRESERVED = "unreserved"  # served while the shared counters were away
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from baton.core.types import NOTHING_DELIVERED, Delivered, LedgerEntry, QuotaAlert, QuotaClaim, SettleOutcome
-from baton.state.quota.buckets import Bucket, Charge, Cost, FlowCounters, WindowCounters
+from baton.state.quota.buckets import NO_COST, Bucket, Charge, Cost, FlowCounters, WindowCounters
 from baton.state.quota.windows import Window, Windows
 
 
@@ -42,7 +42,8 @@ class CountedWindow:
 
 @dataclass(slots=True)
 class Reservation:
-    """``cost`` is what it holds, ``charged`` what an ended lease of it was charged. Times in Unix microseconds."""
+    """``cost`` is what it holds, ``charged`` what an ended lease of it was charged. Times in Unix microseconds.
+    ``first`` is the owner that the admission began with."""
 
     claim: QuotaClaim
     drawn: Drawn
@@ -50,8 +51,13 @@ class Reservation:
     charged: Charge
     debited_at: int
     lease_end: int
+    first: str
     progress: Delivered = NOTHING_DELIVERED
     is_open: bool = True
+
+    @property
+    def was_taken_over(self) -> bool:
+        return self.first != self.claim.owner
 
     def tell(self, delivered: Delivered) -> None:
         """Note it as progress. Who tells less than is known is late, or has taken the request over and delivered
@@ -61,20 +67,36 @@ class Reservation:
             energy = max(known.energy_millijoules, delivered.energy_millijoules)
             self.progress = replace(delivered, energy_millijoules=energy)
 
+    def end(self, total: Charge) -> None:
+        """It was charged ``total``, if no more before, and holds nothing."""
+        self.charged = total.covering(self.charged)
+        self.cost, self.is_open = NO_COST, False
+
     def was_told_more(self, total: Charge) -> bool:
         """Than ``total``: by an earlier owner."""
         return total.input < self.progress.input_tokens or total.output < self.progress.output_tokens
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How an admission ended. ``first`` is the first owner of the one that it was taken over with, if any."""
+
+    outcome: SettleOutcome
+    until: int
+    first: str | None = None
+
+
 @dataclass(slots=True)
 class Books:
-    """One organisation's. ``ended`` remembers how admissions ended, by member and owner, and until when."""
+    """One organisation's. ``ended`` remembers how admissions ended, by member and owner; ``succeeded`` what became of
+    reservations that had several owners, by member and the first of them, and until when."""
 
     windows: dict[str, CountedWindow] = field(default_factory=dict[str, CountedWindow])
     flows: dict[str, FlowCounters] = field(default_factory=dict[str, FlowCounters])
     reservations: dict[str, Reservation] = field(default_factory=dict[str, Reservation])
-    ended: dict[tuple[str, str], tuple[SettleOutcome, int]] = field(
-        default_factory=dict[tuple[str, str], tuple[SettleOutcome, int]]
+    ended: dict[tuple[str, str], Ended] = field(default_factory=dict[tuple[str, str], Ended])
+    succeeded: dict[tuple[str, str], tuple[Reservation, int]] = field(
+        default_factory=dict[tuple[str, str], tuple[Reservation, int]]
     )
     ledger: list[LedgerEntry] = field(default_factory=list[LedgerEntry])
     alerts: list[QuotaAlert] = field(default_factory=list[QuotaAlert])

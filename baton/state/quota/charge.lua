@@ -5,7 +5,6 @@
 -- superseded (the request is reserved again), elsewhen (the windows do not hold the server's time).
 
 local SETTLED, ALREADY, SUPERSEDED, ELSEWHEN = 0, 1, 2, 4
-local ENDED = { already = ALREADY, superseded = SUPERSEDED }
 
 local owner, numbers, plan = ARGV[1], doubles(ARGV[4]), doubles(ARGV[5])
 if second < plan[1] or second >= plan[2] then
@@ -14,7 +13,7 @@ end
 local member = string.sub(KEYS[2], #prefix + 3)
 local ended, text = redis.call('GET', prefix .. 'd:' .. member .. '\n' .. owner), redis.call('GET', KEYS[2])
 if ended then
-  return struct.pack('dd', ENDED[ended], now)
+  return struct.pack('dd', ended == 'already' and ALREADY or SUPERSEDED, now)
 elseif text == string.char(DONE) .. owner then
   return struct.pack('dd', ALREADY, now)
 elseif text and parsed(text) then

@@ -117,27 +117,33 @@ local function ending()
     end
   end
 
-  -- Charges a reservation for what its gateway last told of it, and leaves it expired.
-  local function lapse(member, r, reason)
+  -- The same, and leaves it at the key, as one that expired. Further arguments are those of SET.
+  local function close_to(key, member, r, total, text, reason, ...)
+    close(member, r, total, text, reason)
     local numbers = r.numbers
-    local input, cached, output, energy = unpack(numbers, PROGRESS, PROGRESS + 3)
-    local cost = cost_of(input, cached, output, energy, string.match(r.rest, '^[^\n]*'))
-    local total = { 1, input, cached, output, cost, energy }
-    close(member, r, total, nil, reason)
     for position = 1, CHARGE do
       local at = CHARGED + position - 1
       numbers[at] = math.max(total[position], numbers[at])
     end
     r.state, numbers[HELD], numbers[HELD + 1], numbers[HELD + 2] = EXPIRED, 0, 0, 0
-    write(prefix .. 'r:' .. member, r, 'PX', EXPIRED_KEPT)
+    write(key, r, ...)
+  end
+
+  -- Charges a reservation for what its gateway last told of it, and leaves it expired.
+  local function lapse(key, member, r, reason, ...)
+    local numbers = r.numbers
+    local input, cached, output, energy = unpack(numbers, PROGRESS, PROGRESS + 3)
+    local cost = cost_of(input, cached, output, energy, string.match(r.rest, '^[^\n]*'))
+    close_to(key, member, r, { 1, input, cached, output, cost, energy }, nil, reason, ...)
   end
 
   -- Ends a reservation whose lease has ended.
   local function expire(member)
-    local text = redis.call('GET', prefix .. 'r:' .. member)
+    local key = prefix .. 'r:' .. member
+    local text = redis.call('GET', key)
     local r = text and parsed(text)
     if r and r.state == OPEN then
-      lapse(member, r, 'expired')
+      lapse(key, member, r, 'expired', 'PX', EXPIRED_KEPT)
     else
       redis.call('ZREM', KEYS[1], member)
     end
@@ -159,7 +165,7 @@ local function ending()
   end
 
   return {
-    warn = warn, move_window = move_window, book = book, close = close, remember = remember, lapse = lapse,
-    expire_all = expire_all,
+    warn = warn, move_window = move_window, book = book, close = close, close_to = close_to, remember = remember,
+    lapse = lapse, expire_all = expire_all,
   }
 end

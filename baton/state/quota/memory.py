@@ -22,7 +22,7 @@ from baton.core.types import (
     SettleOutcome,
     ledger_position,
 )
-from baton.state.quota.books import Books, CountedWindow, Drawn, Reservation
+from baton.state.quota.books import Books, CountedWindow, Drawn, Ended, Reservation
 from baton.state.quota.buckets import (
     METRICS,
     NO_CHARGE,
@@ -97,10 +97,15 @@ class MemoryQuota:
         for name, bucket in drawn.flows:
             flow = books.flows.get(name, FlowCounters())
             books.flows[name] = debited(bucket, flow, cost.requests, now)
+        first = claim.owner
+        if known is not None and same_size:
+            first = known.first
         if known is not None and known.claim.owner != claim.owner:
-            books.ended[member, known.claim.owner] = SettleOutcome.SUPERSEDED, now + self._remember
+            books.ended[member, known.claim.owner] = Ended(SettleOutcome.SUPERSEDED, now + self._remember, known.first)
+            if not same_size:
+                books.succeeded[member, known.first] = known, now + self._remember
         lease_end = now + round(claim.lease_seconds * MICROSECONDS)
-        books.reservations[member] = Reservation(claim, drawn, cost, charged, now, lease_end)
+        books.reservations[member] = Reservation(claim, drawn, cost, charged, now, lease_end, first)
         return QuotaGrant(_standing(books, drawn, now), verdict.shadowed)
 
     async def renew(self, organisation: str, progress: Sequence[Progress], lease_seconds: float) -> list[LeaseState]:
@@ -112,10 +117,10 @@ class MemoryQuota:
         return sum([self._recover(books, each) for each in progress])
 
     async def settle(self, claim: QuotaClaim, delivered: Delivered) -> SettleOutcome:
-        return self._end(claim, Charge.of(delivered, claim.prices), charge_unreserved=True)
+        return self._end(claim, delivered)
 
     async def release(self, claim: QuotaClaim) -> SettleOutcome:
-        return self._end(claim, NO_CHARGE, charge_unreserved=False)
+        return self._end(claim, None)
 
     async def expire(self) -> int:
         now = self._now()
@@ -151,7 +156,7 @@ class MemoryQuota:
     def _take_over(self, books: Books, known: Reservation, claim: QuotaClaim, drawn: Drawn, now: int) -> QuotaGrant:
         member = check_claim(claim)
         if known.claim.owner != claim.owner:
-            books.ended[member, known.claim.owner] = SettleOutcome.SUPERSEDED, now + self._remember
+            books.ended[member, known.claim.owner] = Ended(SettleOutcome.SUPERSEDED, now + self._remember, known.first)
             known.claim = replace(known.claim, owner=claim.owner)
         known.lease_end = now + round(claim.lease_seconds * MICROSECONDS)
         return QuotaGrant(_standing(books, drawn, now), taken_over=True)
@@ -159,11 +164,9 @@ class MemoryQuota:
     def _renew(self, books: Books, progress: Progress, lease_seconds: float) -> LeaseState:
         member = member_of(progress.tenant, progress.request_id)
         known = books.reservations.get(member)
-        if known is None:
-            is_superseded = self._ended(books, member, progress.owner) is SettleOutcome.SUPERSEDED
-            return LeaseState.SUPERSEDED if is_superseded else LeaseState.MISSING
-        if known.claim.owner != progress.owner:
-            return LeaseState.SUPERSEDED
+        if known is None or known.claim.owner != progress.owner:
+            is_superseded = self._note_superseded(books, member, progress.owner, progress.delivered)
+            return LeaseState.MISSING if known is None and not is_superseded else LeaseState.SUPERSEDED
         if not known.is_open:
             return LeaseState.EXPIRED
         known.tell(progress.delivered)
@@ -172,45 +175,74 @@ class MemoryQuota:
 
     def _recover(self, books: Books, progress: Progress) -> bool:
         """Whether the reservation is still its own."""
-        known = books.reservations.get(member_of(progress.tenant, progress.request_id))
+        member = member_of(progress.tenant, progress.request_id)
+        known = books.reservations.get(member)
         if known is None or known.claim.owner != progress.owner:
+            self._note_superseded(books, member, progress.owner, progress.delivered)
             return False
-        known.tell(progress.delivered)
-        if not known.is_open:
-            self._lapse(books, known, LedgerReason.LATE)
+        self._note(books, known, progress.delivered)
         return True
 
-    def _end(self, claim: QuotaClaim, total: Charge, *, charge_unreserved: bool) -> SettleOutcome:
+    def _note(self, books: Books, known: Reservation, delivered: Delivered) -> None:
+        """Of a reservation that has ended it is charged at once."""
+        known.tell(delivered)
+        if not known.is_open:
+            self._lapse(books, known, LedgerReason.LATE)
+
+    def _note_superseded(self, books: Books, member: str, owner: str, delivered: Delivered) -> bool:
+        """Note what an owner had delivered when another one took its place; whether one did."""
+        ended = self._ended(books, member, owner)
+        if ended is None or ended.outcome is not SettleOutcome.SUPERSEDED:
+            return False
+        if ended.first is None or (delivered.input_tokens, delivered.output_tokens) == (0, 0):
+            return True
+        known = books.reservations.get(member)
+        if known is None or known.first != ended.first:  # that admission has ended, and the id may be another one's
+            known, until = books.succeeded.get((member, ended.first), (None, 0))
+            known = known if self._now() < until else None
+        if known is not None:
+            self._note(books, known, delivered)
+        return True
+
+    def _end(self, claim: QuotaClaim, delivered: Delivered | None) -> SettleOutcome:
+        """Without ``delivered`` a release."""
         member, books, now = check_claim(claim), self._of(claim), self._now()
+        total = NO_CHARGE if delivered is None else Charge.of(delivered, claim.prices)
         known = books.reservations.get(member)
         ended = self._ended(books, member, claim.owner)
         if known is not None and known.claim.owner == claim.owner:
             reason = LedgerReason.SETTLED if known.is_open else LedgerReason.LATE
-            is_release = not charge_unreserved
-            if known.was_told_more(total) or (is_release and known.charged != NO_CHARGE):
+            if known.was_told_more(total) or (delivered is None and known.charged != NO_CHARGE):
                 self._lapse(books, known, reason)
-                if is_release:
+                if delivered is None:
                     return SettleOutcome.SETTLED
             self._close(books, known, total, reason)
+            known.end(total)
+            if known.was_taken_over and delivered is None:
+                return SettleOutcome.SETTLED  # what its former owners tell late is part of what the client goes on with
             del books.reservations[member]
+            if known.was_taken_over:
+                books.succeeded[member, known.first] = known, now + self._remember
             outcome = SettleOutcome.SETTLED
         elif ended is not None:
-            return ended
+            if delivered is not None:
+                self._note_superseded(books, member, claim.owner, delivered)
+            return ended.outcome
         elif known is not None:
-            books.ended[member, claim.owner] = SettleOutcome.SUPERSEDED, now + self._remember
+            books.ended[member, claim.owner] = Ended(SettleOutcome.SUPERSEDED, now + self._remember)
             return SettleOutcome.SUPERSEDED
-        elif charge_unreserved:
+        elif delivered is not None:
             self._charge(books, claim, total, now)
             outcome = SettleOutcome.SETTLED
         else:
             outcome = SettleOutcome.ALREADY
-        books.ended[member, claim.owner] = SettleOutcome.ALREADY, now + self._remember
+        books.ended[member, claim.owner] = Ended(SettleOutcome.ALREADY, now + self._remember)
         return outcome
 
-    def _ended(self, books: Books, member: str, owner: str) -> SettleOutcome | None:
+    def _ended(self, books: Books, member: str, owner: str) -> Ended | None:
         """How an admission ended, as long as that is remembered."""
-        outcome, until = books.ended.get((member, owner), (None, 0))
-        return outcome if self._now() < until else None
+        ended = books.ended.get((member, owner))
+        return ended if ended is not None and self._now() < ended.until else None
 
     def _charge(self, books: Books, claim: QuotaClaim, total: Charge, now: int) -> None:
         for name, bucket, window in self._drawn(claim.account, claim.model, now).counted:
@@ -229,8 +261,7 @@ class MemoryQuota:
     def _lapse(self, books: Books, known: Reservation, reason: LedgerReason) -> None:
         total = Charge.of(known.progress, known.claim.prices)
         self._close(books, known, total, reason)
-        known.charged = total.covering(known.charged)
-        known.cost, known.is_open = NO_COST, False
+        known.end(total)
 
     def _close(self, books: Books, known: Reservation, total: Charge, reason: LedgerReason) -> None:
         charge = total.above(known.charged)
@@ -307,7 +338,8 @@ class MemoryQuota:
         books.tidied = now
         books.windows = {n: w for n, w in books.windows.items() if now < w.window.end + WINDOW_KEPT}
         books.flows = {n: f for n, f in books.flows.items() if f.running > 0 or f.arrival > now}
-        books.ended = {k: e for k, e in books.ended.items() if now < e[1]}
+        books.ended = {k: e for k, e in books.ended.items() if now < e.until}
+        books.succeeded = {k: s for k, s in books.succeeded.items() if now < s[1]}
         books.reservations = {
             m: r for m, r in books.reservations.items() if r.is_open or now < r.lease_end + EXPIRED_KEPT
         }

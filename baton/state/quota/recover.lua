@@ -1,20 +1,20 @@
 -- Notes what gateways that died had delivered; no lease grows longer by it. KEYS: open. ARGV: for each reservation
--- member, owner and progress (input, cached, output, millijoules). What is told of one that has expired is charged at
+-- member, owner and progress (input, cached, output, millijoules). What is told of one that has ended is charged at
 -- once. Answers how many of them were still those gateways' own.
 
-local found = 0
+local found, noting = 0, late()
 for row = 1, #ARGV, 3 do
-  local key = prefix .. 'r:' .. ARGV[row]
+  local member, owner, told = ARGV[row], ARGV[row + 1], ARGV[row + 2]
+  local key = prefix .. 'r:' .. member
   local text = redis.call('GET', key)
   local known = text and parsed(text)
-  if known and known.owner == ARGV[row + 1] then
+  if known and known.owner == owner then
     found = found + 1
-    if not tell(known, ARGV[row + 2]) then
-      -- more is known
-    elseif known.state == OPEN then
-      write(key, known)
-    else
-      ending().lapse(ARGV[row], known, 'late')
+    noting.note(key, member, known, told)
+  else
+    local ended = redis.call('GET', prefix .. 'd:' .. member .. '\n' .. owner)
+    if ended and ended ~= 'already' then
+      noting.note_superseded(member, ended, told)
     end
   end
 end

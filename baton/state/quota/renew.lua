@@ -8,11 +8,13 @@ for row = 2, #ARGV, 3 do
   local text = redis.call('GET', key)
   local known = text and parsed(text)
   local state = 'renewed'
-  if not known then
+  if not known or known.owner ~= owner then
     local ended = redis.call('GET', prefix .. 'd:' .. member .. '\n' .. owner)
-    state = ended == 'superseded' and 'superseded' or 'missing'
-  elseif known.owner ~= owner then
-    state = 'superseded'
+    local is_superseded = ended and ended ~= 'already'
+    if is_superseded then
+      late().note_superseded(member, ended, ARGV[row + 2])
+    end
+    state = (known or is_superseded) and 'superseded' or 'missing'
   elseif known.state == EXPIRED then
     state = 'expired'
   else

@@ -77,7 +77,8 @@ end
 
 if known and known.state == OPEN then
   if known.owner ~= owner then
-    redis.call('SET', prefix .. 'd:' .. member .. '\n' .. known.owner, 'superseded', 'PX', kept)
+    known.first = known.first or known.owner
+    redis.call('SET', prefix .. 'd:' .. member .. '\n' .. known.owner, 'superseded' .. known.first, 'PX', kept)
     known.owner = owner
   end
   write(KEYS[2], known)
@@ -125,11 +126,18 @@ for _ = 1, #keys do
   base, at = place - 1, limits
 end
 local text = keep(keys, counters, others, plan)
+local first = charged and known.first
 if known and known.owner ~= owner then
-  redis.call('SET', prefix .. 'd:' .. member .. '\n' .. known.owner, 'superseded', 'PX', kept)
+  first = known.first or known.owner
+  redis.call('SET', prefix .. 'd:' .. member .. '\n' .. known.owner, 'superseded' .. first, 'PX', kept)
+  if not charged then -- another request: what is told late of that one is not this one's
+    write(prefix .. 'a:' .. member .. '\n' .. first, known, 'PX', kept)
+    first = nil
+  end
 elseif not known and values[1] then
   redis.call('SET', prefix .. 'd:' .. member .. '\n' .. string.sub(values[1], 2), 'already', 'PX', kept)
 end
-write(KEYS[2], { state = OPEN, numbers = numbers, owner = owner, rest = ARGV[2] .. '\n' .. table.concat(keys, '\n') })
+local rest = ARGV[2] .. '\n' .. table.concat(keys, '\n')
+write(KEYS[2], { state = OPEN, numbers = numbers, owner = owner, first = first, rest = rest })
 redis.call('ZADD', KEYS[1], now + lease, member)
 return struct.pack('ddddd', GRANTED, now, requests, input, output) .. text

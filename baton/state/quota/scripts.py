@@ -25,10 +25,10 @@ from baton.state.redis_client import Patience, while_heard, within
 
 NAMES = {  # and what each begins with
     "reserve": ("common", "ending", "debiting"),
-    "settle": ("common", "ending"),
+    "settle": ("common", "ending", "telling"),
     "charge": ("common", "ending", "debiting"),
-    "renew": ("common", "telling"),
-    "recover": ("common", "telling", "ending"),
+    "renew": ("common", "ending", "telling"),
+    "recover": ("common", "ending", "telling"),
     "expire": ("common", "ending"),
 }
 _CONSTANTS = re.compile(r"^ *local ([A-Z_]+(?:, [A-Z_]+)*) = (\d+(?:, \d+)*)(?: --.*)?$", re.MULTILINE)
