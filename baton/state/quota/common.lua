@@ -16,9 +16,9 @@
 -- WINDOW numbers: its id, totals (used and reserved) of requests, input and output, what of them was used, the limit to
 -- warn of (0: none) and the highest percentage warned of. An id is the start (seconds) times 4, and the kind.
 --
--- A reservation is a letter of its state, how many numbers follow, these as doubles, its owner (any text), and lines:
--- prices, tenant, key, model, and the keys of the scopes it draws on. One that was taken over has a capital letter, and
--- before these lines one with its first owner. One that is settled is a letter and the owner.
+-- A reservation is a letter of its state, how many numbers follow, these as doubles, its owner (no line breaks in it),
+-- and lines: prices, tenant, key, model, and the keys of the scopes it draws on. One that was taken over has a capital
+-- letter, and before these lines one with its first owner. One that is settled is a letter and the owner.
 
 local prefix = string.sub(KEYS[1], 1, -5)
 
@@ -58,10 +58,9 @@ local function above(more, less)
 end
 
 -- A reservation from its text, or nil, which one that is settled is, too. `first` is its first owner, if it was taken
--- over. Its numbers: when it was debited, its size
--- (input, output), what it holds (requests, input, output), what was charged before, its progress (input, cached,
--- output, millijoules), the length of its owner, and for each scope 1 if it counts as running there, how many windows,
--- their ids.
+-- over. Its numbers: when it was debited, its size (input, output), what it holds (requests, input, output), what was
+-- charged before, its progress (input, cached, output, millijoules), the length of its owner, and for each scope 1 if it
+-- counts as running there, how many windows, their ids.
 local function parsed(text)
   local state, count = string.byte(text, 1, 2)
   if state == DONE then
