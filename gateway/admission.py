@@ -150,10 +150,11 @@ class Admission:
         claim = replace(claim, owner=owner, lease_seconds=self._policy.lease_seconds)
         grant = await self._reserve(claim)
         grant.deadline = deadline
-        grant.slot = self._deliveries.slot(claim) if self._deliveries is not None else None
         self._open[owner] = grant
         served = True
         try:
+            if self._deliveries is not None:
+                grant.slot = self._deliveries.slot(claim)
             yield grant
         except NOT_SERVED:
             served = grant.delivered != NOTHING_DELIVERED

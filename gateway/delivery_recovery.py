@@ -129,7 +129,7 @@ class DeliveryRecovery:
     def _complain(self, path: Path, why: str | None) -> None:
         if path not in self._complained:
             self._complained.add(path)
-            log.warning("delivery log %s is left alone: %s", path, why)
+            log.warning("delivery log %s is not taken over: %s", path, why)
 
 
 @contextmanager

@@ -41,6 +41,16 @@ class Kind(IntEnum):
     REFUSED = 5
 
 
+def received(sock: socket.socket) -> bytes | None:
+    """The next packet; empty when the connection has ended, None when there is none yet."""
+    try:
+        return sock.recv(MAX_PACKET)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""
+
+
 class Packets:
     """What goes out over one socket; what does not fit in now goes when it can. For one event loop."""
 

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 from baton.core.api import KvReceiverApi, SharedPool
 from baton.core.errors import InvalidRequest, TransportUnavailable
 from baton.core.types import DevicePool, KvHandshake, LocalDoor
-from baton.rpc.packets import MAX_PACKET, PacketCalls, PacketReceiver, Packets
+from baton.rpc.packets import PacketCalls, PacketReceiver, Packets, received
 from services.kvtransfer.door import MAX_ANSWER, WELCOME, WELCOME_CALLS, greeting, is_own_user
 
 MAX_CALLS = 1024
@@ -98,12 +98,9 @@ class DoorCalls:
             socket.send_fds(sock, [greeting(door.token, self._epoch)], [self._pool.fd])
 
     def _on_packet(self, door: LocalDoor, connection: _Connection) -> None:
-        try:
-            packet = connection.sock.recv(MAX_PACKET)
-        except BlockingIOError:
+        packet = received(connection.sock)
+        if packet is None:
             return
-        except OSError:
-            packet = b""
         try:
             if packet:
                 connection.packets.take(packet)

@@ -25,7 +25,7 @@ from baton.core.api import EngineApi, KvReceiverApi
 from baton.core.errors import BatonError, InvalidRequest, TransportUnavailable
 from baton.core.types import DevicePool, LocalDoor
 from baton.engine.sharedpool import MappedPool
-from baton.rpc.packets import MAX_PACKET, PacketAnswers, Packets
+from baton.rpc.packets import MAX_PACKET, PacketAnswers, Packets, received
 
 log = logging.getLogger(__name__)
 
@@ -155,12 +155,9 @@ class PoolDoor:
 
     def _on_packet(self, caller: socket.socket, answers: PacketAnswers) -> None:
         """From one who has been let in. A descriptor that comes with it is closed by the system."""
-        try:
-            packet = caller.recv(MAX_PACKET)
-        except BlockingIOError:
+        packet = received(caller)
+        if packet is None:
             return
-        except OSError:
-            packet = b""
         try:
             if packet:
                 answers.take(packet)

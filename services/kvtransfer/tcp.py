@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from dataclasses import replace
 
 from baton.core.api import KvReceiverApi, PrefillRun, SharedPool, WritableBlocks
 from baton.core.errors import TransferRejected
@@ -83,8 +82,7 @@ class _InOneMessage(KvReceiverApi):
         return await self._usual.handshake(hello)
 
     def offer(self, chunk: KvChunk) -> Awaitable[None]:
-        """Where there are more pieces than blocks it is not taken apart."""
-        return self._usual.offer(replace(chunk, pieces=(*chunk.pieces, b"")) if chunk.pieces else chunk)
+        return self._usual.offer(chunk.undivided())
 
     async def confirm(self, confirmation: KvConfirmation) -> None:
         await self._usual.confirm(confirmation)

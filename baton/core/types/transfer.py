@@ -160,6 +160,10 @@ class KvChunk:
                 pieces=self.pieces[part],
             )
 
+    def undivided(self) -> KvChunk:
+        """The same bytes, for who takes them in one message only: with an empty piece more they are no blocks."""
+        return replace(self, pieces=(*self.pieces, b"")) if self.pieces else self
+
     def part_count(self, most_bytes: int = PART_BYTES) -> int:
         return max(1, -(-self.block_count // self._part_blocks(most_bytes)))
 

@@ -231,7 +231,7 @@ def test_what_is_no_log_of_ours_is_named_once_and_left_alone(
         assert (files(tmp_path), await desk.charged()) == ([strange], {"r0": 7})
         warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
         assert len(warnings) == 1
-        assert f"delivery log {strange} is left alone" in warnings[0]
+        assert f"delivery log {strange} is not taken over" in warnings[0]
 
     asyncio.run(body())
 
@@ -264,5 +264,5 @@ def test_a_directory_that_is_gone_is_named_once(tmp_path: Path, caplog: pytest.L
 
     asyncio.run(body())
     assert [record.getMessage() for record in caplog.records] == [
-        f"delivery log {tmp_path / 'gone'} is left alone: No such file or directory"
+        f"delivery log {tmp_path / 'gone'} is not taken over: No such file or directory"
     ]
