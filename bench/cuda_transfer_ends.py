@@ -6,19 +6,19 @@ import importlib
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from baton.core.types import DevicePool, KvFormat
-from baton.engine.cuda.block_copy import BlockCopier, CopyTable, write_table
+from baton.engine.cuda.block_copy import BlockCopier, CopyTable, HostTable
 from baton.engine.cuda.build import COPYING, build
 from baton.engine.cuda.copies import CudaCopies, CudaMapping
 from baton.engine.cuda.library import CudaLibrary
 from baton.engine.device_copies import Copy, Span
-from baton.engine.digest import block_keys
+from baton.engine.digest import LANES
 from bench.gpu_processes import Deeds
 
 LLAMA_8B = KvFormat("bfloat16", block_size=16, layers=32, kv_heads=8, head_dim=128)
@@ -63,6 +63,15 @@ def _scattered(count: int, seed: int = 2) -> list[int]:
     return np.random.default_rng(seed).permutation(BLOCKS)[:count].tolist()
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A launch's table and digests (None: it makes none), on the device, and which blocks."""
+
+    table: torch.Tensor
+    digests: torch.Tensor | None
+    span: Span
+
+
 class _End:
     """What both can do: digest their own pool, and move bytes by NCCL."""
 
@@ -94,8 +103,8 @@ class _End:
         """Milliseconds that the owner's own digest of ``count`` blocks takes."""
         found: dict[str, float] = {}
         for name, strong in (("light_ms", False), ("strong_ms", True)):
-            table, digests = self._table(_scattered(count), _scattered(count), strong=strong)
-            found[name] = self._timed(table, self.copies.address, None, digests, self.copies.local_ctas, repeats)
+            work = self._work(_scattered(count), _scattered(count), strong=strong)
+            found[name] = self._timed(work, self.copies.address, None, self.copies.local_ctas, repeats)
         return found
 
     def nccl_join(self, invitation: bytes, rank: int, ctas: int) -> float:
@@ -140,25 +149,23 @@ class _End:
             if state != 7 or time.monotonic() > deadline:
                 raise RuntimeError(f"NCCL: ncclResult {state}")
 
-    def _table(self, source_ids: list[int], target_ids: list[int], *, strong: bool) -> tuple[CopyTable, torch.Tensor]:
+    def _work(self, source_ids: list[int], target_ids: list[int], *, strong: bool, digested: bool = True) -> _Work:
         count = len(source_ids)
         host = np.zeros(CopyTable.bytes_for(count), np.uint8)
-        ids = (np.array(source_ids, np.int32), np.array(target_ids, np.int32))
-        write_table(host, block_keys(0, count), *ids, bytes([strong]) * count)
-        self._device_table = torch.from_numpy(host).cuda()
-        digests = torch.zeros(count, 2, dtype=torch.int64, device="cuda")
+        span = self.span(count, strong=strong)
+        HostTable(host, count).write(source_ids, target_ids, span.strong)
+        digests = torch.zeros(count, len(LANES), dtype=torch.int64, device="cuda") if digested else None
+        work = _Work(torch.from_numpy(host).cuda(), digests, span)
         torch.cuda.synchronize()
-        return CopyTable(self._device_table.data_ptr(), count), digests
+        return work
 
-    def _timed(
-        self, table: CopyTable, source: int, target: int | None, digests: torch.Tensor | None, ctas: int, repeats: int
-    ) -> float:
+    def _timed(self, work: _Work, source: int, target: int | None, ctas: int, repeats: int) -> float:
         """Median milliseconds of the kernel."""
-        address = None if digests is None else digests.data_ptr()
+        table = CopyTable(work.table.data_ptr(), work.span.count)
+        digests = None if work.digests is None else work.digests.data_ptr()
         stream = self.copies.stream.cuda_stream
         return self._median(
-            lambda: self.copies.copier.launch(table, source, target, address, LLAMA_8B.block_size, ctas, stream),
-            repeats,
+            lambda: self.copies.copier.launch(table, source, target, digests, work.span, ctas, stream), repeats
         )
 
     def _median(self, launch: Callable[[], None], repeats: int) -> float:
@@ -197,9 +204,8 @@ class _Importer(_End):
         source, ctas = self._mapping.memory.address, self._mapping.ctas
         found: dict[str, float] = {}
         for name, strong, digested in (("kernel", False, False), ("light", False, True), ("strong", True, True)):
-            table, digests = self._table(source_ids, target_ids, strong=strong)
-            wanted = digests if digested else None
-            found[f"{name}_ms"] = self._timed(table, source, self.copies.address, wanted, ctas, repeats)
+            work = self._work(source_ids, target_ids, strong=strong, digested=digested)
+            found[f"{name}_ms"] = self._timed(work, source, self.copies.address, ctas, repeats)
         ids = (np.array(source_ids, np.int32), np.array(target_ids, np.int32))
         stream, launch = self.copies.stream.cuda_stream, self.copies.copier.launch_by_engine
         found["engine_ms"] = self._median(lambda: launch(source, self.copies.address, *ids, stream), repeats)
@@ -210,20 +216,21 @@ class _Importer(_End):
     def copy_small(self, repeats: int) -> dict[str, Any]:
         """One block of half the size, 1 MiB, with a light digest."""
         half = BlockCopier(self.library, replace(LLAMA_8B, block_size=LLAMA_8B.block_size // 2))
-        table, digests = self._table([7], [9], strong=False)
-        source, target = self._mapping.memory.address, self.copies.address
+        work = self._work([7], [9], strong=False)
+        table, span = CopyTable(work.table.data_ptr(), 1), replace(work.span, filled=LLAMA_8B.block_size // 2)
+        assert work.digests is not None
+        source, target, digests = self._mapping.memory.address, self.copies.address, work.digests.data_ptr()
         stream = self.copies.stream.cuda_stream
         milliseconds = self._median(
-            lambda: half.launch(table, source, target, digests.data_ptr(), 8, self._mapping.ctas, stream), repeats
+            lambda: half.launch(table, source, target, digests, span, self._mapping.ctas, stream), repeats
         )
         size = LLAMA_8B.block_bytes // 2
         return {"blocks": 1, "bytes": size, "light_ms": milliseconds, "light_gb_s": round(size / milliseconds / 1e6, 1)}
 
     def with_ctas(self, count: int, ctas: int, repeats: int) -> dict[str, float]:
         """The kernel with light digests on so many CTAs."""
-        table, digests = self._table(_scattered(count), _scattered(count, seed=3), strong=False)
-        source = self._mapping.memory.address
-        milliseconds = self._timed(table, source, self.copies.address, digests, ctas, repeats)
+        work = self._work(_scattered(count), _scattered(count, seed=3), strong=False)
+        milliseconds = self._timed(work, self._mapping.memory.address, self.copies.address, ctas, repeats)
         size = count * LLAMA_8B.block_bytes
         return {"ctas": ctas, "light_ms": milliseconds, "light_gb_s": round(size / milliseconds / 1e6, 1)}
 

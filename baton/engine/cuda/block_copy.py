@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ctypes import c_int, c_size_t, c_void_p
 from dataclasses import dataclass
 
@@ -11,55 +12,55 @@ from numpy.typing import NDArray
 from baton.core.types import KvFormat
 from baton.engine.cuda.build import CudaUnavailable
 from baton.engine.cuda.library import CudaLibrary
-from baton.engine.digest import LANES, fits_words
+from baton.engine.device_copies import Span
+from baton.engine.digest import fits_words
 
 _VECTOR = 16
-_KEY_BYTES = 8 * len(LANES)
-_BLOCK_BYTES = _KEY_BYTES + 4 + 4 + 1  # of a table, for each block: keys, both ids, and whether the digest is strong
+_ID_BYTES = 4
+_BLOCK_BYTES = 2 * _ID_BYTES + 1  # of a table, for each block: both ids, and whether the digest is strong
 
 
 @dataclass(frozen=True, slots=True)
 class CopyTable:
-    """Which blocks go where, on the device: one run of bytes, keys first, for any number of blocks."""
+    """Which blocks go where, on the device: one run of bytes with room for so many blocks."""
 
     address: int
-    count: int
-
-    @property
-    def keys(self) -> int:
-        return self.address
+    room: int
 
     @property
     def source_ids(self) -> int:
-        return self.address + _KEY_BYTES * self.count
+        return self.address
 
     @property
     def target_ids(self) -> int:
-        return self.source_ids + 4 * self.count
+        return self.address + _ID_BYTES * self.room
 
     @property
     def strong(self) -> int:
-        return self.target_ids + 4 * self.count
+        return self.address + 2 * _ID_BYTES * self.room
 
     @staticmethod
-    def bytes_for(count: int) -> int:
-        return _BLOCK_BYTES * count
+    def bytes_for(room: int) -> int:
+        return _BLOCK_BYTES * room
 
 
-def write_table(
-    table: NDArray[np.uint8],
-    keys: NDArray[np.uint64],
-    source_ids: NDArray[np.int32],
-    target_ids: NDArray[np.int32],
-    strong: bytes,
-) -> int:
-    """Lay a table out as ``CopyTable`` finds it; returns its bytes. ``keys`` [count, lanes], the others [count]."""
-    at = 0
-    for part in (keys, source_ids, target_ids, np.frombuffer(strong, np.uint8)):
-        piece = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
-        table[at : at + piece.size] = piece
-        at += piece.size
-    return at
+class HostTable:
+    """A ``CopyTable`` before its upload. The views are made once: a copy of a few blocks takes less time than they."""
+
+    def __init__(self, table: NDArray[np.uint8], room: int) -> None:
+        """``table``: ``CopyTable.bytes_for(room)`` bytes."""
+        ids = table[: 2 * _ID_BYTES * room].view(np.int32)
+        self._source_ids, self._target_ids = ids[:room], ids[room:]
+        self._strong = table[2 * _ID_BYTES * room :]
+
+    def write(self, source_ids: Sequence[int] | None, target_ids: Sequence[int] | None, strong: bytes) -> None:
+        """Ids None: in order, which the table need not say."""
+        count = len(strong)
+        if source_ids is not None:
+            self._source_ids[:count] = source_ids
+        if target_ids is not None:
+            self._target_ids[:count] = target_ids
+        self._strong[:count] = np.frombuffer(strong, np.uint8)
 
 
 class BlockCopier:
@@ -69,7 +70,8 @@ class BlockCopier:
         """CudaUnavailable for a layout whose token slots are not made of whole 16-byte vectors."""
         if not fits_words(layout, _VECTOR):
             raise CudaUnavailable(f"KV blocks: a head's token slot must be a multiple of {_VECTOR} bytes, got {layout}")
-        self._copy = library.declare("baton_copy_blocks", (*(c_void_p,) * 7, c_int, c_size_t, *(c_int,) * 4, c_void_p))
+        sizes = (c_int, c_int, c_size_t, *(c_int,) * 4)
+        self._copy = library.declare("baton_copy_blocks", (*(c_void_p,) * 6, *sizes, c_void_p))
         self._by_engine = library.declare("baton_copy_blocks_by_engine", (*(c_void_p,) * 4, c_int, c_size_t, c_void_p))
         self._block_bytes = layout.block_bytes
         self._block_size = layout.block_size
@@ -82,31 +84,32 @@ class BlockCopier:
         source: int,
         target: int | None,
         digests: int | None,
-        filled: int,
+        span: Span,
         ctas: int,
         stream: int,
         *,
         from_ids: bool = True,
         to_ids: bool = True,
     ) -> None:
-        """Blocks at ``source`` to ``target``, by the table's ids; in order where ``from_ids`` or ``to_ids`` is False.
+        """The span's blocks at ``source`` to ``target`` by the table's ids; in order where ``from_ids`` or ``to_ids``
+        is False.
 
         ``digests``: uint64 [count, lanes], overwritten; None: copy only. ``target`` None: digest only. Of the last
-        block ``filled`` token slots are copied and digested; the others are zeroed.
+        block only the filled token slots are copied and digested; the others are zeroed.
         """
         self._copy(
             source,
             target,
             table.source_ids if from_ids else None,
             table.target_ids if to_ids else None,
-            table.keys,
             table.strong,
             digests,
-            table.count,
+            span.count,
+            span.first_ordinal,
             self._block_bytes,
             self._run_bytes,
             self._slot_bytes,
-            0 if filled == self._block_size else filled,
+            0 if span.filled == self._block_size else span.filled,
             ctas,
             stream,
         )

@@ -12,18 +12,17 @@ from numpy.typing import NDArray
 
 from baton.core.errors import TransferRejected
 from baton.core.types import DevicePool, KvFormat
-from baton.engine.cuda.block_copy import BlockCopier, CopyTable, write_table
+from baton.engine.cuda.block_copy import BlockCopier, CopyTable, HostTable
 from baton.engine.cuda.build import CudaUnavailable
 from baton.engine.cuda.ipc import DeviceIpc, MappedMemory
 from baton.engine.cuda.library import CudaFailed, CudaLibrary
 from baton.engine.device_copies import Communicators, PoolMapping, Span
-from baton.engine.digest import LANES, block_keys
+from baton.engine.digest import DIGEST_BYTES
 
 log = logging.getLogger(__name__)
 
 MAX_BLOCKS = 16_384  # of one copy
 LEAST_BLOCKS = 1024  # that a slot has room for
-DIGEST_BYTES = 8 * len(LANES)
 LOCAL_CTAS_PER_SM = 3  # inside one GPU: as many as fit
 PEER_CTAS = 48  # over NVLink: 1.5 MiB in flight, more than it holds; the other SMs are left to the model
 _URGENT = -1
@@ -52,6 +51,7 @@ class CudaCopies:
         self.layout = layout
         self.copier = BlockCopier(library, layout)
         self.stream = torch.cuda.Stream(device, priority=_URGENT)
+        self._stream_address = self.stream.cuda_stream
         self.local_ctas = LOCAL_CTAS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count
         self.peer_ctas = PEER_CTAS
         self.device = device
@@ -96,29 +96,22 @@ class CudaCopies:
         count = span.count
         if count > MAX_BLOCKS:
             raise TransferRejected(f"blocks: one copy has {MAX_BLOCKS} at most, got {count}")
-        slot, order = self._slot(count), np.arange(count, dtype=np.int32)
-        used = write_table(
-            slot.table_view,
-            block_keys(span.first_ordinal, count),
-            order if source_ids is None else np.asarray(source_ids, np.int32),
-            order if target_ids is None else np.asarray(target_ids, np.int32),
-            span.strong,
-        )
-        stream = self.stream.cuda_stream
-        self._transfer(slot.device_table.data_ptr(), slot.table.data_ptr(), used, stream)
+        slot, stream, size = self._slot(count), self._stream_address, DIGEST_BYTES * count
+        slot.host_table.write(source_ids, target_ids, span.strong)
+        table = slot.device_table
+        self._transfer(table.address, slot.table_address, CopyTable.bytes_for(table.room), stream)
         self.copier.launch(
-            CopyTable(slot.device_table.data_ptr(), count),
+            table,
             source,
             target,
-            slot.device_digests.data_ptr(),
-            span.filled,
+            slot.device_digests_address,
+            span,
             ctas,
             stream,
             from_ids=source_ids is not None,
             to_ids=target_ids is not None,
         )
-        size = DIGEST_BYTES * count
-        self._transfer(slot.digests.data_ptr(), slot.device_digests.data_ptr(), size, stream)
+        self._transfer(slot.digests_address, slot.device_digests_address, size, stream)
         slot.done.record(self.stream)
         return CudaCopy(slot, size, self._slots)
 
@@ -206,12 +199,18 @@ class _Slot:
     def __init__(self, room: int, device: torch.device) -> None:
         self.room = room
         size = CopyTable.bytes_for(room)
-        self.table = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-        self.table_view: NDArray[np.uint8] = self.table.numpy()
-        self.device_table = torch.empty(size, dtype=torch.uint8, device=device)
-        self.digests = torch.empty(DIGEST_BYTES * room, dtype=torch.uint8, pin_memory=True)
-        self.device_digests = torch.empty(DIGEST_BYTES * room, dtype=torch.uint8, device=device)
+        self._table = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        self._device_table = torch.empty(size, dtype=torch.uint8, device=device)
+        self._device_digests = torch.empty(DIGEST_BYTES * room, dtype=torch.uint8, device=device)
+        digests = torch.empty(DIGEST_BYTES * room, dtype=torch.uint8, pin_memory=True)
+        self.digests: NDArray[np.uint8] = digests.numpy()
         self.done = torch.cuda.Event()
+        # Asked for once: tensors take their time to say where they are, and a copy may wait for it.
+        self.host_table = HostTable(self._table.numpy(), room)
+        self.device_table = CopyTable(self._device_table.data_ptr(), room)
+        self.table_address = self._table.data_ptr()
+        self.digests_address = digests.data_ptr()
+        self.device_digests_address = self._device_digests.data_ptr()
 
 
 class CudaCopy:
@@ -226,6 +225,6 @@ class CudaCopy:
         return self._slot.done.query()
 
     def digests(self) -> bytes:
-        found = self._slot.digests[: self._size].numpy().tobytes()
+        found = self._slot.digests[: self._size].tobytes()
         self._slots.append(self._slot)
         return found

@@ -18,6 +18,14 @@ constexpr int SEGMENT = BLOCK_COPY_THREADS * DEPTH;  // vectors that a CTA takes
 constexpr int CTAS_PER_SM = 3;
 constexpr int LANES = 2;
 
+// Far apart for neighbouring numbers (the finalizer of splitmix64, Steele et al. 2014).
+__device__ __forceinline__ uint64_t scrambled(uint64_t number) {
+  uint64_t x = number * 0x9e3779b97f4a7c15ull;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ x >> 27) * 0x94d049bb133111ebull;
+  return x ^ x >> 31;
+}
+
 // One lane: the step between the keys of neighbouring words, and the two multipliers of the mix.
 struct Light {
   static constexpr uint64_t STEP = 0x9e3779b97f4a7c15ull, FIRST = 0xbf58476d1ce4e5b9ull, SECOND = 0x94d049bb133111ebull;
@@ -56,10 +64,10 @@ struct BlockCopy {
   const Vector *source;
   Vector *target;                      // null: digest only
   const int *source_ids, *target_ids;  // [count]; null: block i stands at place i
-  const uint64_t *keys;                // [count, LANES]
   const unsigned char *strong;         // [count], whether the second lane is wanted, too
   uint64_t *digests;                   // [count, LANES], zero; null: copy only
-  int count, block_vectors;
+  int count, first_ordinal;            // the first block's place in its sequence, which decides the keys
+  int block_vectors;
   int run_vectors, slot_vectors;  // of one head's slots, and of one slot of it: only `filled` slots of the last block
   int filled;                     // are copied and digested, and the others zeroed; 0: all of them
 };
@@ -75,6 +83,10 @@ __device__ __forceinline__ unsigned live_vectors(const BlockCopy &work, int firs
     live |= static_cast<unsigned>(is_live) << d;
   }
   return live;
+}
+
+__device__ __forceinline__ uint64_t key_of(const BlockCopy &work, int block, int lane) {
+  return scrambled(static_cast<uint64_t>(work.first_ordinal + block) * LANES + lane + 1);
 }
 
 template <bool COPY, bool DIGEST>
@@ -98,7 +110,7 @@ __device__ __forceinline__ void take_segment(const BlockCopy &work, int block, i
   }
   if constexpr (DIGEST) {
     uint64_t sum = 0;
-    const uint64_t key = work.keys[block * LANES];
+    const uint64_t key = key_of(work, block, 0);
 #pragma unroll
     for (int d = 0; d < DEPTH; ++d) {
       if (live >> d & 1) sum += mixed<Light>(data[d], key, first + d * BLOCK_COPY_THREADS);
@@ -106,7 +118,7 @@ __device__ __forceinline__ void take_segment(const BlockCopy &work, int block, i
     add_up(sum, work.digests + block * LANES);
     if (!work.strong[block]) return;
     sum = 0;
-    const uint64_t other = work.keys[block * LANES + 1];
+    const uint64_t other = key_of(work, block, 1);
 #pragma unroll
     for (int d = 0; d < DEPTH; ++d) {
       if (live >> d & 1) sum += mixed<Strong>(data[d], other, first + d * BLOCK_COPY_THREADS);
@@ -140,17 +152,18 @@ inline cudaError_t launch_block_copy(const BlockCopy &work, int ctas, cudaStream
 
 }  // namespace baton
 
-// target[target_ids[i]] = source[source_ids[i]] for `count` blocks of `block_bytes`, and digests[i] of what was read;
-// ids are int32 on the device and a null list means 0, 1, ...; a null target or null digests leave that part out. Of the
-// last block `filled` token slots count (0: all); a slot is `slot_bytes` in each of the runs of `run_bytes` that a block
-// is made of. At most `ctas` CTAs work on it. All addresses and sizes are multiples of 16.
+// target[target_ids[i]] = source[source_ids[i]] for `count` blocks of `block_bytes`, and digests[i] of what was read, as
+// of the block at `first_ordinal + i` of a sequence; ids are int32 on the device and a null list means 0, 1, ...; a null
+// target or null digests leave that part out. Of the last block `filled` token slots count (0: all); a slot is
+// `slot_bytes` in each of the runs of `run_bytes` that a block is made of. At most `ctas` CTAs work on it. All addresses
+// and sizes are multiples of 16.
 extern "C" int baton_copy_blocks(const void *source, void *target, const void *source_ids, const void *target_ids,
-                                 const void *keys, const void *strong, void *digests, int count, size_t block_bytes,
+                                 const void *strong, void *digests, int count, int first_ordinal, size_t block_bytes,
                                  int run_bytes, int slot_bytes, int filled, int ctas, cudaStream_t stream) {
   using namespace baton;
   constexpr int BYTES = sizeof(Vector);
   if (count == 0) return cudaSuccess;
-  if (count < 0 || ctas < 1 || block_bytes % BYTES != 0 || block_bytes / BYTES > INT32_MAX / 2 ||
+  if (count < 0 || first_ordinal < 0 || ctas < 1 || block_bytes % BYTES != 0 || block_bytes / BYTES > INT32_MAX / 2 ||
       run_bytes % BYTES != 0 || slot_bytes % BYTES != 0 || run_bytes < slot_bytes || slot_bytes < BYTES ||
       (target == nullptr && digests == nullptr)) {
     return cudaErrorInvalidValue;
@@ -159,10 +172,10 @@ extern "C" int baton_copy_blocks(const void *source, void *target, const void *s
                           static_cast<Vector *>(target),
                           static_cast<const int *>(source_ids),
                           static_cast<const int *>(target_ids),
-                          static_cast<const uint64_t *>(keys),
                           static_cast<const unsigned char *>(strong),
                           static_cast<uint64_t *>(digests),
                           count,
+                          first_ordinal,
                           static_cast<int>(block_bytes / BYTES),
                           run_bytes / BYTES,
                           slot_bytes / BYTES,
