@@ -1,7 +1,7 @@
 """Offers and confirmations between two workers of one host, as packets over the socket that joins them.
 
 A hand-over inside a host takes less time than two gRPC calls. A packet is a kind, the number that the sender gave the
-call, and a message of kvtransfer.proto, or the ``ErrorDetail`` that the call ended with.
+call, and an offer or a confirmation as ``baton.rpc.packed`` writes it, or the ``ErrorDetail`` that the call ended with.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Awaitable
 from contextlib import suppress
 from enum import IntEnum
 from itertools import count
-from typing import Final
+from typing import Final, TypeGuard
 
 from google.protobuf.message import DecodeError
 
@@ -23,9 +23,8 @@ from baton.core.errors import BatonError, InvalidRequest, PeerUnavailable
 from baton.core.telemetry import log_context
 from baton.core.types import KvChunk, KvConfirmation, KvHandshake
 from baton.rpc.errors import from_detail, to_detail, unexpected
-from baton.rpc.wire.kvtransfer import chunk_from_wire, chunk_to_wire, confirmation_from_wire, confirmation_to_wire
-from baton.rpc.wire.offer import Offer
-from protos.baton.v1 import kvtransfer_pb2, types_pb2
+from baton.rpc.packed import confirmation_of, offer_of, packed_confirmation, packed_offer
+from protos.baton.v1 import types_pb2
 
 MAX_PACKET: Final = 64 * 1024  # a larger message takes the usual way
 MAX_WAITING: Final = 16 << 20  # bytes that the other end does not take
@@ -161,12 +160,12 @@ class PacketReceiver(KvReceiverApi):
         return await self._usual.handshake(hello)
 
     def offer(self, chunk: KvChunk) -> Awaitable[None]:
-        message = chunk_to_wire(chunk).SerializeToString()
-        return self._calls.call(Kind.OFFER, message) if _is_packet(message) else self._usual.offer(chunk)
+        message = packed_offer(chunk)
+        return self._calls.call(Kind.OFFER, message) if _fits(message) else self._usual.offer(chunk)
 
     async def confirm(self, confirmation: KvConfirmation) -> None:
-        message = confirmation_to_wire(confirmation).SerializeToString()
-        if _is_packet(message):
+        message = packed_confirmation(confirmation)
+        if _fits(message):
             await self._calls.call(Kind.CONFIRM, message)
         else:
             await self._usual.confirm(confirmation)
@@ -210,21 +209,18 @@ class PacketAnswers:
             self._packets.send(answer)
 
     async def _carry_out(self, kind: Kind, body: bytes) -> None:
-        try:
-            if kind is Kind.OFFER:
-                chunk = chunk_from_wire(Offer.of(kvtransfer_pb2.OfferRequest.FromString(body)))
-                with log_context(request_id=chunk.ticket.request_id):
-                    await self._receiver.offer(chunk)
-            elif kind is Kind.CONFIRM:
-                await self._receiver.confirm(confirmation_from_wire(kvtransfer_pb2.ConfirmRequest.FromString(body)))
-            else:
-                raise InvalidRequest.out_of_range("packet.kind", kind.name, "must be that of a call")
-        except DecodeError as error:
-            raise InvalidRequest(f"packet: {len(body)} bytes are no message of kind {kind.name}") from error
+        if kind is Kind.OFFER:
+            chunk = offer_of(body)
+            with log_context(request_id=chunk.ticket.request_id):
+                await self._receiver.offer(chunk)
+        elif kind is Kind.CONFIRM:
+            await self._receiver.confirm(confirmation_of(body))
+        else:
+            raise InvalidRequest.out_of_range("packet.kind", kind.name, "must be that of a call")
 
 
-def _is_packet(message: bytes) -> bool:
-    return len(message) + _HEAD.size <= MAX_PACKET
+def _fits(message: bytes | None) -> TypeGuard[bytes]:
+    return message is not None and len(message) + _HEAD.size <= MAX_PACKET
 
 
 def _parts(packet: bytes) -> tuple[Kind, int, bytes]:

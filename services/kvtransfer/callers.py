@@ -13,7 +13,8 @@ from baton.core.api import KvReceiverApi, SharedPool
 from baton.core.errors import InvalidRequest, TransportUnavailable
 from baton.core.types import DevicePool, KvHandshake, LocalDoor
 from baton.rpc.packets import PacketCalls, PacketReceiver, Packets, received
-from services.kvtransfer.door import MAX_ANSWER, WELCOME, WELCOME_CALLS, greeting, is_own_user
+from services.kvtransfer.door import MAX_ANSWER, WELCOME, greeting, is_own_user
+from services.kvtransfer.handshake import LOCAL_PACKETS
 
 MAX_CALLS = 1024
 
@@ -22,7 +23,6 @@ MAX_CALLS = 1024
 class _Connection:
     sock: socket.socket
     packets: PacketCalls
-    answers: bool  # whether offers and confirmations may take it
 
 
 class DoorCalls:
@@ -52,8 +52,8 @@ class DoorCalls:
         async with self._opening.setdefault(door, asyncio.Lock()):
             if door in self._calls:  # another one's call has opened it meanwhile
                 return
-            sock, answer = await self._greet(door)
-            connection = _Connection(sock, PacketCalls(Packets(sock), receiver.worker_id), answer == WELCOME_CALLS)
+            sock = await self._greet(door)
+            connection = _Connection(sock, PacketCalls(Packets(sock), receiver.worker_id))
             self._calls[door] = connection
         asyncio.get_running_loop().add_reader(sock, self._on_packet, door, connection)
         while len(self._calls) > MAX_CALLS:
@@ -62,7 +62,7 @@ class DoorCalls:
     def receiver(self, hello: KvHandshake, usual: KvReceiverApi) -> KvReceiverApi:
         """Who takes offers to the receiver that says ``hello``: ``usual``, or the same one by an open connection."""
         connection = None if hello.door is None else self._calls.get(hello.door)
-        if connection is None or not connection.answers:
+        if connection is None or LOCAL_PACKETS not in hello.features:
             return usual
         return PacketReceiver(connection.packets, usual)
 
@@ -70,7 +70,7 @@ class DoorCalls:
         for door in list(self._calls):
             self._drop(door)
 
-    async def _greet(self, door: LocalDoor) -> tuple[socket.socket, bytes]:
+    async def _greet(self, door: LocalDoor) -> socket.socket:
         loop = asyncio.get_running_loop()
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         sock.setblocking(False)
@@ -81,7 +81,7 @@ class DoorCalls:
                     raise TransportUnavailable("the door belongs to another user")
                 self._say(sock, door)
                 answer = await loop.sock_recv(sock, MAX_ANSWER)
-            if answer not in (WELCOME, WELCOME_CALLS):
+            if not answer.startswith(WELCOME):
                 raise TransportUnavailable(answer.decode(errors="replace") or "the door was shut")
         except (OSError, TimeoutError) as error:
             sock.close()
@@ -89,7 +89,7 @@ class DoorCalls:
         except BaseException:
             sock.close()
             raise
-        return sock, answer
+        return sock
 
     def _say(self, sock: socket.socket, door: LocalDoor) -> None:
         if isinstance(self._pool, DevicePool):

@@ -3,7 +3,7 @@
 A caller proves that it was told to come (the token, which travels in the authenticated handshake), and that it runs on
 this host under the same user (it reached the socket, and the kernel says who it is). It hands over the descriptor of
 its pool, or what maps a GPU's, and keeps the connection: when that ends, by whatever death, the pool is unmapped. Over
-it it may also offer and confirm blocks, where the receiver says so in its welcome.
+it it may also offer and confirm blocks, where the receiver said so in the handshake.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ log = logging.getLogger(__name__)
 TOKEN_BYTES = 16
 GREETING = struct.Struct(f"<{TOKEN_BYTES}sQ")  # token, caller's epoch; the pool's descriptor goes with it, or follows
 DEVICE_POOL = struct.Struct("<QQHH")  # what follows: offset, size, lengths of the handle and of the GPU's name
-WELCOME = b"welcome"
-WELCOME_CALLS = b"welcome, calls are answered here"
+WELCOME = b"welcome"  # how it begins
 MAX_ANSWER = 1024
 MAX_CALLERS = 1024
 TOUCH_BYTES = 4 << 20  # of a caller's pool at a time: some tenths of a millisecond
@@ -169,7 +168,7 @@ class PoolDoor:
     def _on_greeting(self, caller: socket.socket, message: bytes, fds: list[int]) -> None:
         try:
             self._let_in(caller, message, fds)
-            caller.send(WELCOME if self._receiver is None else WELCOME_CALLS)
+            caller.send(WELCOME)
         except (BatonError, OSError) as error:
             with suppress(OSError):
                 caller.send(str(error).encode()[:MAX_ANSWER])

@@ -15,7 +15,7 @@ from baton.engine.native.block_copy import best_block_copy
 from services.kvtransfer.config import KvTransferConfig
 from services.kvtransfer.cuda_ipc import cuda_ipc
 from services.kvtransfer.door import PoolDoor, host_name
-from services.kvtransfer.handshake import FEATURES, UNMAPPED_FEATURES, identity
+from services.kvtransfer.handshake import FEATURES, LOCAL_PACKETS, UNMAPPED_FEATURES, identity
 from services.kvtransfer.nccl import NcclIncoming, NcclOutgoing
 from services.kvtransfer.pool_blocks import pool_blocks
 from services.kvtransfer.shm import shared_memory
@@ -26,7 +26,7 @@ from services.kvtransfer.transport import Incoming, Outgoing, TransportName
 @dataclass(frozen=True, slots=True)
 class Transports:
     """``outgoing`` best first; of ``incoming`` there is always tcp, first; ``hello`` is what this worker says of
-    itself, ``answer`` with the door at which it receives pools."""
+    itself, ``answer`` with the door at which it receives pools and, once ``receive`` was called, offers."""
 
     outgoing: tuple[Outgoing, ...]
     incoming: tuple[Incoming, ...]
@@ -40,7 +40,8 @@ class Transports:
 
     @property
     def answer(self) -> KvHandshake:
-        return replace(self.hello, door=self.door)
+        features = (*self.hello.features, LOCAL_PACKETS) if self.local_calls and self.doors else self.hello.features
+        return replace(self.hello, features=features, door=self.door)
 
     def receive(self, receiver: KvReceiverApi) -> None:
         """Let senders of this host offer and confirm to ``receiver`` at the door, unless that is to go by gRPC."""

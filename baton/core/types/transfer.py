@@ -62,9 +62,9 @@ class KvHandshake:
     """Says who speaks and what it can do; compared field by field, a difference is refused by name.
 
     ``features``: "reslice" converts blocks of other sizes and shards, "late-checksums" takes checksums with the
-    confirmation, "offer-streams" takes offers as bytes one after another, and late checksums of those. ``transports``
-    empty: "tcp" alone, as a worker says that knows no other. ``host`` names the running system of the speaker's host.
-    ``door`` is only in a receiver's answer.
+    confirmation, "offer-streams" takes offers as bytes one after another, and late checksums of those, "local-packets"
+    takes offers and confirmations at its door. ``transports`` empty: "tcp" alone, as a worker says that knows no other.
+    ``host`` names the running system of the speaker's host. ``door`` is only in a receiver's answer.
     """
 
     worker_id: str

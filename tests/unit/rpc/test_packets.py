@@ -3,12 +3,12 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from baton.core.errors import BatonError, CorruptTransfer, InvalidRequest, PeerUnavailable, TransferRejected
-from baton.core.types import Attempt, KvChunk, KvConfirmation, KvHandshake, KvSource, Ticket
+from baton.core.types import Attempt, KvChunk, KvConfirmation, KvFormat, KvHandshake, KvSource, Ticket
 from baton.rpc import packets
 from baton.rpc.packets import MAX_PACKET, PacketAnswers, PacketCalls, PacketReceiver, Packets
 from tests.gates import GENEROUS_SECONDS
@@ -108,14 +108,21 @@ def test_an_offer_goes_when_it_is_called_and_not_when_it_is_awaited() -> None:
     run(scenario)
 
 
-def test_no_payload_is_lost_on_the_way() -> None:
-    """Whatever is offered by packets today has none."""
-
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        KvChunk(TICKET, 3, 1, b"bytes", (b"a" * 16,)),
+        replace(CHUNK, payload=b"bytes"),
+        replace(CHUNK, pieces=(b"bytes",)),
+        replace(CHUNK, format=KvFormat("float32", 16, 2, 1, 8)),
+        replace(CHUNK, checksums=(b"a" * 15, b"b" * 17)),
+    ],
+)
+def test_what_packets_cannot_say_takes_the_usual_way(chunk: KvChunk) -> None:
     async def scenario(pair: Pair) -> None:
-        pair.receiver.gate.set()
-        chunk = KvChunk(TICKET, 3, 1, b"bytes", (b"a" * 16,))
         await pair.short.offer(chunk)
-        assert pair.receiver.seen == [chunk]
+        assert pair.usual.seen == [chunk]
+        assert pair.receiver.seen == []
 
     run(scenario)
 
@@ -237,6 +244,15 @@ def test_what_no_sender_says_harms_nobody(packet: bytes) -> None:
             assert "packet" in error.message
         await pair.short.offer(CHUNK)
         assert pair.receiver.seen == [CHUNK]
+
+    run(scenario)
+
+
+def test_a_confirmation_of_blocks_with_and_without_checksums_takes_the_usual_way() -> None:
+    async def scenario(pair: Pair) -> None:
+        mixed = replace(CONFIRMATION, checksums=(b"a" * 16, b""))
+        await pair.short.confirm(mixed)
+        assert pair.usual.seen == [mixed]
 
     run(scenario)
 

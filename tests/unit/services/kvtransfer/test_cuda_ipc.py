@@ -10,9 +10,10 @@ import pytest
 from baton.core.errors import ConfigError
 from baton.core.types import FilledBlocks
 from baton.engine.client import threaded_engine
+from baton.engine.config import EngineConfig
 from baton.engine.digest import are_strong
 from baton.engine.process import fake_runner
-from services.kvtransfer.handshake import FEATURES, LATE_CHECKSUMS, OFFER_STREAMS
+from services.kvtransfer.handshake import FEATURES, LATE_CHECKSUMS, LOCAL_PACKETS, OFFER_STREAMS
 from services.kvtransfer.transport import TransportName
 from services.kvtransfer.transports import open_transports
 from tests.contract.mapped_workers import ON_DEVICE, ON_HOST, PROMPT, SETTINGS, TICKET, Worker, run_pair
@@ -58,5 +59,26 @@ def test_a_worker_asks_for_offers_in_streams_where_its_front_has_mapped_the_pool
                     assert LATE_CHECKSUMS in found.answer.features
                     theirs = replace(found.answer, features=FEATURES)
                     assert {way.name for way in found.outgoing if way.is_streamed(theirs)} == streamed
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("local_calls", [True, False])
+@pytest.mark.parametrize("config", [ON_DEVICE, ON_HOST])
+def test_a_worker_says_that_it_answers_at_its_door_where_it_does(config: EngineConfig, *, local_calls: bool) -> None:
+    async def main() -> None:
+        async with threaded_engine(fake_runner(config), config) as engine:
+            with open_transports(engine, "w", 1, replace(SETTINGS, local_calls=local_calls)) as found:
+                assert (LOCAL_PACKETS in found.answer.features) is local_calls
+
+    asyncio.run(main())
+
+
+def test_a_worker_without_a_door_answers_at_none() -> None:
+    async def main() -> None:
+        async with threaded_engine(fake_runner(ON_HOST), ON_HOST) as engine:
+            with open_transports(engine, "w", 1, replace(SETTINGS, transports=("tcp",))) as found:
+                assert found.answer.door is None
+                assert LOCAL_PACKETS not in found.answer.features
 
     asyncio.run(main())

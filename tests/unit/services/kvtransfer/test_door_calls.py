@@ -15,13 +15,15 @@ import pytest
 
 from baton.core.api import KvReceiverApi
 from baton.core.errors import PeerUnavailable, TransferRejected
-from baton.core.types import DevicePool, KvChunk, KvConfirmation, KvHandshake, LocalDoor
+from baton.core.types import DevicePool, KvChunk, KvConfirmation, KvHandshake, KvSource, LocalDoor
 from services.kvtransfer import door
 from services.kvtransfer.door import GREETING, greeting
+from services.kvtransfer.handshake import LOCAL_PACKETS
 from services.kvtransfer.transport import TransportName
 from tests.contract.mapped_workers import TICKET, Scenario, Worker, run_pair, until
 
 CONFIRMATION = KvConfirmation(TICKET, 0, 3)
+CHUNK = KvChunk(TICKET, 0, 3, b"", source=KvSource(7, (4, 5, 6), "shm"))
 
 
 class Recorder(KvReceiverApi):
@@ -45,6 +47,11 @@ class Recorder(KvReceiverApi):
         await self.gate.wait()
 
 
+def answering(receiver: Worker) -> KvHandshake:
+    """What it says when its door answers."""
+    return replace(receiver.answer, features=(*receiver.answer.features, LOCAL_PACKETS))
+
+
 def run(scenario: Scenario) -> None:
     run_pair(TransportName.SHM, scenario)
 
@@ -54,11 +61,11 @@ def test_a_receiver_that_answers_at_its_door_is_told_there() -> None:
         told, usual = Recorder(), Recorder()
         receiver.kv.door.answer(told)
         await sender.kv.outgoing.open(receiver.answer)
-        way = sender.kv.outgoing.receiver(receiver.answer, usual)
+        way = sender.kv.outgoing.receiver(answering(receiver), usual)
         await way.confirm(CONFIRMATION)
         with pytest.raises(TransferRejected, match=r"blocks 0\.\.2"):
-            await way.offer(KvChunk(TICKET, 0, 3, b""))
-        assert told.seen == [CONFIRMATION, KvChunk(TICKET, 0, 3, b"")]
+            await way.offer(CHUNK)
+        assert told.seen == [CONFIRMATION, CHUNK]
         assert usual.seen == []
 
     run(scenario)
@@ -79,7 +86,7 @@ def test_nobody_waits_for_a_receiver_whose_door_has_gone() -> None:
         told.gate.clear()
         receiver.kv.door.answer(told)
         await sender.kv.outgoing.open(receiver.answer)
-        way = sender.kv.outgoing.receiver(receiver.answer, Recorder())
+        way = sender.kv.outgoing.receiver(answering(receiver), Recorder())
         waiting = asyncio.create_task(way.confirm(CONFIRMATION))
         await until(lambda: len(told.seen) == 1)
         receiver.kv.door.close()
