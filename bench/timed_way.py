@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -83,13 +83,16 @@ class _TimedReceiver(KvReceiverApi):
 
     def offer(self, chunk: KvChunk) -> Awaitable[None]:
         """Timed from when it goes."""
-        watched = ExitStack()
-        watched.enter_context(self._watch.on("offer"))
-        return _ended(watched, self._receiver.offer(chunk))
+        return self._timed("offer", lambda: self._receiver.offer(chunk))
 
-    async def confirm(self, confirmation: KvConfirmation) -> None:
-        with self._watch.on("confirm"):
-            await self._receiver.confirm(confirmation)
+    def confirm(self, confirmation: KvConfirmation) -> Awaitable[None]:
+        """Likewise."""
+        return self._timed("confirm", lambda: self._receiver.confirm(confirmation))
+
+    def _timed(self, what: str, call: Callable[[], Awaitable[None]]) -> Awaitable[None]:
+        watched = ExitStack()
+        watched.enter_context(self._watch.on(what))
+        return _ended(watched, call())
 
 
 async def _ended(watched: ExitStack, call: Awaitable[None]) -> None:

@@ -116,7 +116,8 @@ class Stack:
         engine = await life.enter_async_context(threaded_engine(runner, config))
         address = life.enter_context(self.joined.address(worker_id))
         me = Candidate(worker_id, address, epoch or 1000 + len(self.workers))
-        kvtransfer = replace(self.kvtransfer, transports=self.transports)
+        # Offers go where a test can hold them.
+        kvtransfer = replace(self.kvtransfer, transports=self.transports, local_calls=False)
         parts = build_parts(
             engine,
             me,

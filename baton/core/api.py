@@ -94,8 +94,11 @@ class KvReceiverApi(Protocol):
         """
         ...
 
-    async def confirm(self, confirmation: KvConfirmation) -> None:
-        """The source was still pinned at the acknowledgement: only now are the blocks valid."""
+    def confirm(self, confirmation: KvConfirmation) -> Awaitable[None]:
+        """The source was still pinned at the acknowledgement: only now are the blocks valid.
+
+        It may be on its way before this is awaited, as an offer.
+        """
         ...
 
 

@@ -18,9 +18,9 @@ CHECKSUM_BYTES = 16
 _UINT32 = "I"
 
 # Hop, retry, receiver's epoch; first block, how many; lengths of request id, receiver's address and checksums.
-_CONFIRMATION = struct.Struct("<IIQIIHHI")
+_CONFIRMATION = struct.Struct("<IIQIIIII")
 # Behind these: the source's epoch, link and number; lengths of transport, invitation, late checksums, block numbers.
-_OFFER = struct.Struct("<IIQIIHHIQQQHHII")
+_OFFER = struct.Struct("<IIQIIIIIQQQIIII")
 
 
 def packed_offer(chunk: KvChunk) -> bytes | None:

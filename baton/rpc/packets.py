@@ -163,12 +163,9 @@ class PacketReceiver(KvReceiverApi):
         message = packed_offer(chunk)
         return self._calls.call(Kind.OFFER, message) if _fits(message) else self._usual.offer(chunk)
 
-    async def confirm(self, confirmation: KvConfirmation) -> None:
+    def confirm(self, confirmation: KvConfirmation) -> Awaitable[None]:
         message = packed_confirmation(confirmation)
-        if _fits(message):
-            await self._calls.call(Kind.CONFIRM, message)
-        else:
-            await self._usual.confirm(confirmation)
+        return self._calls.call(Kind.CONFIRM, message) if _fits(message) else self._usual.confirm(confirmation)
 
 
 class PacketAnswers:

@@ -22,7 +22,7 @@ from services.kvtransfer.conversion import Conversion
 from services.kvtransfer.handshake import compare, late_ways
 from services.kvtransfer.routes import Routes
 from services.kvtransfer.series import SenderSeries
-from services.kvtransfer.shipment import Shipment
+from services.kvtransfer.shipment import Peering, Shipment
 from services.kvtransfer.transport import EarlyChunk, Outgoing
 
 log = logging.getLogger(__name__)
@@ -54,15 +54,15 @@ class KvSender:
         self._config = config
         self._clock = clock
         self._tracer = tracer
-        self._known: OrderedDict[Peer, KvHandshake] = OrderedDict()
+        self._known: OrderedDict[Peer, Peering] = OrderedDict()
         self._circuit = Circuit(clock, config.peer_rest_seconds)
         self._routes = Routes(
             transports, identity.format, rest_seconds=config.transport_rest_seconds, meter=meter, clock=clock
         )
         self._series = SenderSeries(meter)
 
-    async def connect(self, ticket: Ticket) -> KvHandshake:
-        """Shake hands with the ticket's receiver unless that was done before; what it said.
+    async def connect(self, ticket: Ticket) -> Peering:
+        """Shake hands with the ticket's receiver unless that was done before.
 
         TransferRejected names the field that does not fit, PeerUnavailable a receiver that is gone or was so just now.
         """
@@ -82,10 +82,11 @@ class KvSender:
         if answer.format != self._identity.format:
             formats = {"from": str(self._identity.format), "to": str(answer.format)}
             log.info("blocks to this peer are converted", extra={**formats, "peer": answer.worker_id})
-        self._known[peer] = answer
+        conversion = Conversion(self._identity.format, answer.format)
+        self._known[peer] = peering = Peering(answer, conversion, late_ways(self._identity, answer))
         while len(self._known) > MAX_KNOWN_PEERS:
             self._known.popitem(last=False)
-        return answer
+        return peering
 
     async def ship(self, ticket: Ticket, run: PrefillRun, skip_blocks: int) -> int:
         """Offer every block of ``run`` but the first ``skip_blocks`` of the receiver's, and confirm them; returns the
@@ -96,16 +97,15 @@ class KvSender:
         of pinned blocks, so a copy that equals them is right, whatever becomes of the source. On any failure all that
         is under way is cancelled first.
         """
-        receiver = await self.connect(ticket)
-        best = await self._routes.choose(receiver)
-        conversion = Conversion(self._identity.format, receiver.format)
-        shipment = Shipment(ticket, receiver, run, conversion, skip_blocks, late_ways(self._identity, receiver))
-        confirming: asyncio.Task[None] | None = None
+        peering = await self.connect(ticket)
+        best = await self._routes.choose(peering.receiver)
+        shipment = Shipment(ticket, peering, run, skip_blocks)
+        confirming: asyncio.Future[None] | None = None
         try:
             async with asyncio.TaskGroup() as group:
                 await self._offer_all(shipment, best, group)
                 if await shipment.all_digested():
-                    confirming = asyncio.create_task(self._confirm(shipment, best))
+                    confirming = asyncio.ensure_future(self._confirm(shipment, best))
             if shipment.tokens:
                 await self._answered(ticket, best.name, confirming or self._confirm(shipment, best))
         except ExceptionGroup as failures:
@@ -121,7 +121,7 @@ class KvSender:
     async def _offer_all(self, shipment: Shipment, best: Outgoing, group: asyncio.TaskGroup) -> None:
         """Until the last offer has begun."""
         slots = asyncio.Semaphore(self._config.offers_in_flight)
-        conversion, size = shipment.conversion, self._identity.format.block_size
+        conversion, size = shipment.peering.conversion, self._identity.format.block_size
         most, skipped = self._most_blocks(shipment, best), conversion.first_block(shipment.skip_blocks)
 
         async def hand_over(blocks: FilledBlocks) -> None:
@@ -138,15 +138,15 @@ class KvSender:
                     group.create_task(hand_over(blocks))
                     await asyncio.sleep(0)  # the offer goes before anything else is seen to
 
-    async def _confirm(self, shipment: Shipment, best: Outgoing) -> None:
-        await self._receiver(shipment, best).confirm(shipment.confirmation)
+    def _confirm(self, shipment: Shipment, best: Outgoing) -> Awaitable[None]:
+        return self._receiver(shipment, best).confirm(shipment.confirmation)
 
     async def _hand_over(self, shipment: Shipment, blocks: FilledBlocks) -> None:
         """Offer blocks, by the next transport if one turns out not to work, which may take smaller offers."""
         layout = self._identity.format
         size = (blocks.tokens - blocks.first_block * layout.block_size) * layout.token_bytes
         while True:
-            transport = await self._routes.choose(shipment.receiver)
+            transport = await self._routes.choose(shipment.peering.receiver)
             most = self._most_blocks(shipment, transport)
             if blocks.block_count > most:
                 for piece in _pieces(blocks, blocks.first_block, most, layout.block_size):
@@ -156,7 +156,7 @@ class KvSender:
             try:
                 await self._offer(shipment, transport, blocks, size)
             except TransportUnavailable as error:
-                self._routes.fail(shipment.receiver, transport, error)
+                self._routes.fail(shipment.peering.receiver, transport, error)
             else:
                 self._series.sent(transport.name, size, self._clock.now() - began)
                 shipment.size += size
@@ -165,7 +165,7 @@ class KvSender:
     async def _offer(self, shipment: Shipment, transport: Outgoing, blocks: FilledBlocks, size: int) -> None:
         """Have the receiver take blocks; those of their checksums that it is told later become the shipment's."""
         ticket, run = shipment.ticket, shipment.run
-        early = transport.early_chunk(ticket, run, blocks) if transport.name in shipment.late_ways else None
+        early = transport.early_chunk(ticket, run, blocks) if transport.name in shipment.peering.late_ways else None
         if early is not None:  # on its way before anything else is seen to
             offer = self._receiver(shipment, transport).offer(early.chunk)
             with self._watched(ticket, transport, blocks, size):
@@ -176,14 +176,14 @@ class KvSender:
         with self._watched(ticket, transport, blocks, size):
             shipment.digested(blocks)
             chunk = await transport.chunk(ticket, run, blocks)
-            if shipment.conversion.is_needed:
+            if shipment.peering.conversion.is_needed:
                 chunk = replace(chunk, format=self._identity.format)
             offer = self._receiver(shipment, transport).offer(chunk)
             await self._answered(ticket, transport.name, offer, chunk.part_count())
 
     def _receiver(self, shipment: Shipment, transport: Outgoing) -> KvReceiverApi:
         """Asked for each call: a channel on which nothing runs may be closed meanwhile."""
-        return transport.receiver(shipment.receiver, self._receivers(shipment.ticket))
+        return transport.receiver(shipment.peering.receiver, self._receivers(shipment.ticket))
 
     @contextmanager
     def _watched(self, ticket: Ticket, transport: Outgoing, blocks: FilledBlocks, size: int) -> Iterator[None]:
@@ -201,11 +201,11 @@ class KvSender:
 
     def _most_blocks(self, shipment: Shipment, transport: Outgoing) -> int:
         """Of one offer. What is converted passes the receiver's front, which serves others meanwhile."""
-        config, conversion = self._config, shipment.conversion
+        config, conversion = self._config, shipment.peering.conversion
         most = config.most_bytes(transport.name)
         if conversion.is_needed:
             most = min(most, config.max_message_bytes)
-        elif transport.is_streamed(shipment.receiver):
+        elif transport.is_streamed(shipment.peering.receiver):
             most = config.max_mapped_bytes
         return conversion.at_most(self._blocks_of(most))
 
@@ -265,7 +265,7 @@ async def _beside(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]
         await _end(task)
 
 
-async def _end(task: asyncio.Task[Any]) -> None:
+async def _end(task: asyncio.Future[Any]) -> None:
     """Whatever it ended with concerns nobody who has not heard of it yet."""
     if not task.done():
         task.cancel()

@@ -11,16 +11,23 @@ from services.kvtransfer.conversion import Conversion
 from services.kvtransfer.transport import Digests, TransportName
 
 
+@dataclass(frozen=True, slots=True)
+class Peering:
+    """What was found out once of a receiver. ``late_ways``: by which transports it takes checksums later."""
+
+    receiver: KvHandshake
+    conversion: Conversion
+    late_ways: frozenset[TransportName]
+
+
 @dataclass(slots=True)
 class Shipment:
-    """``skip_blocks``: the receiver's, which it has already; ``late_ways``: by which it takes checksums later."""
+    """``skip_blocks``: the receiver's, which it has already."""
 
     ticket: Ticket
-    receiver: KvHandshake
+    peering: Peering
     run: PrefillRun
-    conversion: Conversion
     skip_blocks: int
-    late_ways: frozenset[TransportName]
     size: int = 0  # bytes that were acknowledged
     tokens: int = 0  # the prompt position up to which blocks were offered
     _late: dict[int, bytes] = field(default_factory=dict[int, bytes])  # checksums, by the block's ordinal
@@ -57,4 +64,4 @@ class Shipment:
     @property
     def _blocks(self) -> range:
         """As the receiver counts them."""
-        return range(self.skip_blocks, self.conversion.target_blocks(self.tokens))
+        return range(self.skip_blocks, self.peering.conversion.target_blocks(self.tokens))

@@ -84,8 +84,8 @@ class _InOneMessage(KvReceiverApi):
     def offer(self, chunk: KvChunk) -> Awaitable[None]:
         return self._usual.offer(chunk.undivided())
 
-    async def confirm(self, confirmation: KvConfirmation) -> None:
-        await self._usual.confirm(confirmation)
+    def confirm(self, confirmation: KvConfirmation) -> Awaitable[None]:
+        return self._usual.confirm(confirmation)
 
 
 class TcpIncoming:

@@ -55,8 +55,8 @@ class PrefillWorker:
         return result
 
     async def _prefill(self, request: PrefillRequest) -> PrefillResult:
-        receiver = await self._sender.connect(request.ticket)
-        _check_skip(request, receiver.format.block_size)
+        peering = await self._sender.connect(request.ticket)
+        _check_skip(request, peering.receiver.format.block_size)
         found = self._fetcher.look_up(request.tokens)
         async with self._engine.prefill(request.tokens, None if found is None else 0) as run:
             if found is not None:

@@ -87,7 +87,7 @@ def test_nobody_waits_for_a_receiver_whose_door_has_gone() -> None:
         receiver.kv.door.answer(told)
         await sender.kv.outgoing.open(receiver.answer)
         way = sender.kv.outgoing.receiver(answering(receiver), Recorder())
-        waiting = asyncio.create_task(way.confirm(CONFIRMATION))
+        waiting = asyncio.ensure_future(way.confirm(CONFIRMATION))
         await until(lambda: len(told.seen) == 1)
         receiver.kv.door.close()
         with pytest.raises(PeerUnavailable, match="the connection has ended"):
