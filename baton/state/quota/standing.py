@@ -8,12 +8,11 @@ from functools import cached_property
 from typing import overload
 
 from baton.core.types import QuotaBalance
-from baton.state.quota.buckets import Bucket, Cost, Counters, FlowCounters, WindowCounters
+from baton.state.quota.buckets import FLOW, WINDOW, Bucket, Cost, Counters, FlowCounters, WindowCounters
 from baton.state.quota.drawing import Drawing
-from baton.state.quota.verdict import balances
+from baton.state.quota.verdict import balances_in_row
 from baton.state.quota.windows import Windows
 
-FLOW, WINDOW = 2, 9  # numbers of a bucket, and of each of its windows
 COUNTERS = 5  # where they begin in an answer: after status, now, and the cost
 _NOTHING = struct.pack("<2d", 0, 0)
 
@@ -31,6 +30,11 @@ class Standing:
     def cost(self) -> Cost:
         """What the claim comes to."""
         return Cost(*numbers_of(self._reply)[2:COUNTERS])
+
+    @property
+    def row(self) -> tuple[float, ...]:
+        """The counters of each bucket's windows, whole numbers."""
+        return struct.unpack_from(f"<{len(self._reply) // 8 - COUNTERS}d", self._reply, 8 * COUNTERS)
 
     @cached_property
     def counters(self) -> list[Counters]:
@@ -54,7 +58,7 @@ class StandingBalances(Sequence[QuotaBalance]):
     @cached_property
     def _all(self) -> tuple[QuotaBalance, ...]:
         standing = self._standing
-        return balances(standing.drawing.buckets, standing.windows, standing.counters, standing.now)
+        return balances_in_row(standing.drawing.buckets, standing.windows, standing.row, standing.now)
 
     @overload
     def __getitem__(self, index: int) -> QuotaBalance: ...
