@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from baton.core.deadline import Deadline
 from baton.core.errors import Cancelled
 from baton.core.types import NOTHING_DELIVERED, Delivered, Progress, QuotaBalance, QuotaClaim
@@ -12,7 +14,7 @@ class Grant:
     """``degraded``: the shared counters did not decide; ``is_local``: this process's did. ``deadline``: that of the
     request. ``slot``: where it is written down what was delivered; None: nowhere."""
 
-    def __init__(self, claim: QuotaClaim, balances: tuple[QuotaBalance, ...] = ()) -> None:
+    def __init__(self, claim: QuotaClaim, balances: Sequence[QuotaBalance] = ()) -> None:
         self.claim = claim
         self.balances = balances
         self.deadline = Deadline(None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from baton.core.types import (
     Account,
     Delivered,
@@ -31,7 +33,7 @@ def claim_of(
     )
 
 
-def enforced(balances: tuple[QuotaBalance, ...], account: Account) -> tuple[QuotaBalance, ...]:
+def enforced(balances: Sequence[QuotaBalance], account: Account) -> tuple[QuotaBalance, ...]:
     """Those of limits that refuse: neither only counted nor in shadow."""
     levels = {Level.ORGANISATION: account.organisation, Level.TENANT: account.tenant, Level.KEY: account.key}
 

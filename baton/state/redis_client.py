@@ -13,9 +13,11 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from types import TracebackType
 from typing import TypeVar
 
 from redis.asyncio import Redis
+from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
@@ -55,6 +57,46 @@ async def connect(config: StateConfig) -> AsyncIterator[Redis]:
         await client.aclose()
 
 
+class KeptConnection:
+    """A connection of the client's pool for exchanges that come one after the other, kept between them: to get it from
+    the pool and give it back each time takes a good part of a short one.
+
+    ``async with`` gives it, connected and with nothing left to read. Whatever ends an exchange early, an error or a
+    cancellation, ends the connection with it: answers to it may still come. It is closed with the client.
+    """
+
+    def __init__(self, client: Redis) -> None:
+        self._pool = client.connection_pool
+        self._connection: AbstractConnection | None = None
+
+    async def __aenter__(self) -> AbstractConnection:
+        known = self._connection
+        if known is not None and await _is_clean(known):
+            return known
+        if known is not None:
+            await self._drop(known)
+        self._connection = await self._pool.get_connection()
+        return self._connection
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None and self._connection is not None:
+            await self._drop(self._connection)
+
+    async def _drop(self, connection: AbstractConnection) -> None:
+        self._connection = None
+        try:
+            await connection.disconnect(nowait=True)
+        finally:
+            await self._pool.release(connection)
+
+
+async def _is_clean(connection: AbstractConnection) -> bool:
+    """Not if it has ended, is to be left, or holds what nobody asked for."""
+    return connection.is_connected and not connection.should_reconnect() and not await connection.can_read()
+
+
 async def within_budget(call: Awaitable[T], config: StateConfig, what: str) -> T:
     """Await a Redis call; every failure becomes StateUnavailable naming what was tried."""
     return await within(call, (config.timeout_ms + config.connect_timeout_ms) / 1000, what)
@@ -71,7 +113,7 @@ async def while_heard(call: Callable[[Callable[[], None]], Awaitable[T]], patien
     A server with much to do answers late, but goes on answering; only one that says nothing is away.
     """
     try:
-        async with _timeout(patience) as heard:
+        async with _Timeout(patience) as heard:
             return await _cancellable(call(heard))
     except TimeoutError as error:
         raise StateUnavailable(f"{what}: {error}") from error
@@ -83,35 +125,41 @@ async def while_heard(call: Callable[[Callable[[], None]], Awaitable[T]], patien
         raise StateUnavailable(f"{what}: Redis is away: the connection was reset") from error
 
 
-@asynccontextmanager
-async def _timeout(patience: Patience) -> AsyncIterator[Callable[[], None]]:
-    """TimeoutError when it is over; later, if the loop was too busy to look often enough until then. Yields what to
-    call at each word of Redis."""
-    loop, pause = asyncio.get_running_loop(), patience.silence / LOOKS
-    most = math.ceil(patience.longest / pause)
-    looks = silent = 0
+class _Timeout:
+    """TimeoutError when it is over; later, if the loop was too busy to look often enough until then. Gives what to call
+    at each word of Redis."""
 
-    def heard() -> None:
-        nonlocal silent
-        silent = -1  # the next look comes sooner than a pause from now
+    def __init__(self, patience: Patience) -> None:
+        self._patience = patience
+        self._loop = asyncio.get_running_loop()
+        self._pause = patience.silence / LOOKS
+        self._looks = self._silent = 0
+        self._limit = asyncio.timeout(None)
 
-    def look() -> None:
-        nonlocal looks, silent, timer
-        looks, silent = looks + 1, silent + 1
-        if silent == LOOKS or looks >= most:
-            limit.reschedule(loop.time())
+    async def __aenter__(self) -> Callable[[], None]:
+        self._timer = self._loop.call_later(self._pause, self._look)
+        await self._limit.__aenter__()
+        return self._heard
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        try:
+            await self._limit.__aexit__(kind, error, trace)
+        except TimeoutError:
+            seconds = self._patience.silence if self._silent >= LOOKS else self._patience.longest
+            raise TimeoutError(f"Redis did not answer within {seconds * 1000:.0f} ms") from None
+
+    def _heard(self) -> None:
+        self._silent = -1  # the next look comes sooner than a pause from now
+
+    def _look(self) -> None:
+        self._looks, self._silent = self._looks + 1, self._silent + 1
+        if self._silent == LOOKS or self._looks >= math.ceil(self._patience.longest / self._pause):
+            self._limit.reschedule(self._loop.time())
         else:
-            timer = loop.call_later(pause, look)
-
-    timer = loop.call_later(pause, look)
-    try:
-        async with asyncio.timeout(None) as limit:
-            yield heard
-    except TimeoutError:
-        seconds = patience.silence if silent >= LOOKS else patience.longest
-        raise TimeoutError(f"Redis did not answer within {seconds * 1000:.0f} ms") from None
-    finally:
-        timer.cancel()
+            self._timer = self._loop.call_later(self._pause, self._look)
 
 
 async def _cancellable(call: Awaitable[T]) -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -94,7 +95,7 @@ class QuotaBalance(NamedTuple):
 class QuotaGrant:
     """A reservation was made. ``balances`` are those after it; ``shadowed`` what shadowed rules would have refused."""
 
-    balances: tuple[QuotaBalance, ...]
+    balances: Sequence[QuotaBalance]
     shadowed: tuple[QuotaRefusal, ...] = ()
     taken_over: bool = False
 

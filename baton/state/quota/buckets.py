@@ -7,7 +7,7 @@ limit set later finds what was used before.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
@@ -35,6 +35,7 @@ METRICS = {
 # Which of ``Windows`` a level's are; keys have the tenant's.
 ORGANISATION_PLACES = {WindowKind.MINUTE: 0, WindowKind.DAY: 1, WindowKind.MONTH: 2}
 TENANT_PLACES = {WindowKind.MINUTE: 0, WindowKind.DAY: 3, WindowKind.MONTH: 4}
+FLOW, WINDOW = 2, 9  # numbers of a bucket, and of each of its windows, in a row
 _KINDS = {
     chosen: tuple(kind for kind, is_chosen in zip(KINDS, chosen, strict=True) if is_chosen)
     for chosen in product((False, True), repeat=len(KINDS))
@@ -212,6 +213,17 @@ class Counters(NamedTuple):
 
     windows: tuple[WindowCounters, ...]
     flow: FlowCounters = FlowCounters()
+
+
+def in_row(counters: Sequence[Counters]) -> list[int]:
+    """As the scripts have them, ``FLOW`` numbers of a bucket and ``WINDOW`` of each of its windows; 0 for what these
+    count besides."""
+    row: list[int] = []
+    for held in counters:
+        row += held.flow
+        for counted in held.windows:
+            row += (0, *counted, 0, 0)
+    return row
 
 
 def buckets_of(account: Account, model: str) -> tuple[Bucket, ...]:

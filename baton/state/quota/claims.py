@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from baton.core.errors import InvalidRequest
 from baton.core.tenancy import MAX_LIMIT, check_model_name, check_name
-from baton.core.types import MAX_REQUEST_ID, QuotaClaim
+from baton.core.types import MAX_REQUEST_ID, Account, QuotaClaim
 
 
 def check_claim(claim: QuotaClaim) -> str:
     """The reservation's name in its organisation: a request id is its tenant's own."""
-    account = claim.account
+    check_payer(claim.account, claim.model)
+    return check_request(claim)
+
+
+def check_payer(account: Account, model: str) -> None:
+    """What all claims of a key have in common."""
     check_name("organization", account.organisation.name)
     check_name("tenant", account.tenant.name)
     check_name("key", account.key.id)
-    check_model_name("model", claim.model)
+    check_model_name("model", model)
+
+
+def check_request(claim: QuotaClaim) -> str:
+    """What a claim of a payer that was checked has of its own. The reservation's name."""
     request_id = claim.request_id
     if not 0 < len(request_id) <= MAX_REQUEST_ID or not request_id.isprintable():
         rule = f"must be 1 to {MAX_REQUEST_ID} printable characters"
@@ -21,7 +30,7 @@ def check_claim(claim: QuotaClaim) -> str:
     for field, tokens in (("input_tokens", claim.input_tokens), ("output_tokens", claim.output_tokens)):
         if not 0 <= tokens <= MAX_LIMIT:
             raise InvalidRequest.out_of_range(field, tokens, f"must be from 0 to {MAX_LIMIT}")
-    return member_of(account.tenant.name, request_id)
+    return member_of(claim.account.tenant.name, request_id)
 
 
 def member_of(tenant: str, request_id: str) -> str:

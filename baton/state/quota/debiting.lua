@@ -1,107 +1,99 @@
--- What a script that debits is told: a blob of doubles. The plan of its windows: from when until when (seconds) they
--- hold the server's time, and of each of five windows the id and the end (seconds). Then, for each scope, in the order
--- of its keys: how many windows it counts in, 1 if it counts requests in progress, its limit of these, the burst times
--- its interval, that interval (microseconds; 0: no burst), which of the windows ends last (0: it counts in none); and
--- for each window which one it is, the limits of tokens, requests, input and output, and the one to warn of (0: none).
--- No limit is one that no total reaches.
+-- What a script that debits is told: a plan in doubles, as the script itself explains its beginning. From FIRST on, for
+-- each scope in the order of its keys: how many windows it counts in, 1 if it counts requests in progress, its limit of
+-- these, the burst times its interval, that interval (microseconds; 0: no burst), until when at least the counters live
+-- if they are written while the plan holds (milliseconds; 0: a day from now), and the minute's limits of requests, input
+-- and output. Then for each window its id, the limit of tokens, and the one to warn of (0: none). The minute is the
+-- first one, if it is among them. No limit is one that no total reaches.
 
-local FIRST, SCOPE, LIMITS = 13, 6, 6 -- where scopes begin; how many numbers one has, and each of its windows
-local WINDOW_KEPT = 120000 -- milliseconds after its end: refunds and readers that come late
+local SCOPE, LIMITS = 9, 3 -- how many numbers a scope has, and each of its windows
 local FLOW_KEPT = 86400000 -- milliseconds after a claim: what it counts must outlive it
 
 local now, second = time()
 
--- The planned windows' counters if every value begins with its own, as most do, and the texts behind them; or nil.
-local function in_order(values, plan)
-  local texts, others, at = {}, {}, FIRST
-  for position, value in ipairs(values) do
-    local size = (FLOW + plan[at] * WINDOW) * DOUBLE
-    if not value or #value < size then
-      return nil
-    end
-    texts[position], others[position] = value, ''
-    if #value > size then
-      texts[position], others[position] = string.sub(value, 1, size), string.sub(value, size + 1)
-    end
-    at = at + SCOPE + plan[at] * LIMITS
-  end
-  local counters, base = doubles(table.concat(texts)), 0
-  at = FIRST
-  for _ = 1, #values do
-    for window = 1, plan[at] do
-      local id = plan[1 + 2 * plan[at + SCOPE + (window - 1) * LIMITS]]
-      if counters[base + FLOW + 1 + (window - 1) * WINDOW] ~= id then
-        return nil
-      end
-    end
-    base, at = base + FLOW + plan[at] * WINDOW, at + SCOPE + plan[at] * LIMITS
-  end
-  return counters, others
-end
-
--- The same of values of which some do not: for a new scope, and once a minute.
+-- The planned windows' counters of all scopes, one after the other, whatever order the values have them in: for a new
+-- scope, and once a minute. Then for each scope the text of its other windows, if they are not long over, until when it
+-- lives for their sake, and which of the planned windows are new.
 local function rearranged(values, plan)
   local KEPT = { [MINUTE] = 120, [DAY] = 108000, [MONTH] = 2851200 } -- seconds after its start
+  local counters, others, lives, fresh, size, at = {}, {}, {}, {}, 0, FIRST
 
-  -- Adds to `counters` those of a scope, its planned windows in their order. The text of others that are not long over,
-  -- and which of the planned ones are new.
-  local function arrange(counters, value, plan, at)
-    local before, fresh, taken, others = value and doubles(value) or { 0, 0 }, {}, {}, {}
-    counters[#counters + 1], counters[#counters + 2] = before[1], before[2]
-    for window = 1, plan[at] do
-      local id = plan[1 + 2 * plan[at + SCOPE + (window - 1) * LIMITS]]
+  -- Adds a scope that has no counters.
+  local function begin(count)
+    counters[size + 1], counters[size + 2] = 0, 0
+    size = size + FLOW
+    for limits = at + SCOPE, at + SCOPE + (count - 1) * LIMITS, LIMITS do
+      counters[size + 1], counters[size + 2], counters[size + 3] = plan[limits], 0, 0
+      counters[size + 4], counters[size + 5], counters[size + 6] = 0, 0, 0
+      counters[size + 7], counters[size + 8], counters[size + 9] = 0, 0, 0
+      size = size + WINDOW
+    end
+  end
+
+  -- Adds a scope that has some. What is left of them, and until when that is of use.
+  local function arrange(before, count, is_fresh)
+    local taken, rest, last = {}, {}, 0
+    counters[size + 1], counters[size + 2] = before[1], before[2]
+    size = size + FLOW
+    for window = 1, count do
+      local id = plan[at + SCOPE + (window - 1) * LIMITS]
       local place = place_of(id, before, FLOW + 1, #before)
-      counters[#counters + 1] = id
+      counters[size + 1] = id
       for part = 1, WINDOW - 1 do
-        counters[#counters + 1] = place and before[place + part] or 0
+        counters[size + 1 + part] = place and before[place + part] or 0
       end
+      size = size + WINDOW
       if place then
         taken[place] = true
       else
-        fresh[window] = true
+        is_fresh[window] = true
       end
     end
     for place = FLOW + 1, #before, WINDOW do
       local kind = before[place] % 4
-      if not taken[place] and (before[place] - kind) / 4 + KEPT[kind] > second then
+      local kept = (before[place] - kind) / 4 + KEPT[kind]
+      if not taken[place] and kept > second then
+        last = math.max(last, kept * 1000)
         for part = 0, WINDOW - 1 do
-          others[#others + 1] = before[place + part]
+          rest[#rest + 1] = before[place + part]
         end
       end
     end
-    return packed(others), fresh
+    return packed(rest), last
   end
 
-  local counters, others, fresh, at = {}, {}, {}, FIRST
-  for position, value in ipairs(values) do
-    others[position], fresh[position] = arrange(counters, value, plan, at)
-    at = at + SCOPE + plan[at] * LIMITS
+  for position = 3, #KEYS do
+    local value, count = values[position - 1], plan[at]
+    if value then
+      local is_fresh = {}
+      others[position], lives[position] = arrange(doubles(value), count, is_fresh)
+      fresh[position] = is_fresh
+    else
+      others[position], lives[position] = '', 0
+      begin(count)
+    end
+    at = at + SCOPE + count * LIMITS
   end
-  return counters, others, fresh
-end
-
--- The planned windows' counters of all scopes, one after the other; for each scope the text of its other windows, and
--- which of the planned ones are new (nil: none in any).
-local function gathered(values, plan)
-  local counters, others = in_order(values, plan)
-  if counters then
-    return counters, others
-  end
-  return rearranged(values, plan)
+  return counters, others, lives, fresh
 end
 
 -- Writes the counters of all scopes, each of which lives until its last window has ended, and longer than any request
--- in progress. Gives their text, without the others.
-local function keep(keys, counters, others, plan)
+-- in progress. Where all of them were in the plan's order (no `others`), only their beginning changes, and most live
+-- long enough since they were rearranged for the last window, or this minute. Gives their text.
+local function keep(counters, plan, others, lives)
   local text, from, at = packed(counters), 1, FIRST
   local least = second * 1000 + FLOW_KEPT
-  for position, key in ipairs(keys) do
-    local size, last, ends = (FLOW + plan[at] * WINDOW) * DOUBLE, plan[at + 5], least
-    if last > 0 then
-      ends = math.max(plan[2 + 2 * last] * 1000 + WINDOW_KEPT, least)
+  for position = 3, #KEYS do
+    local key, till, planned = KEYS[position], from + (FLOW + plan[at] * WINDOW) * DOUBLE, plan[at + 5]
+    local part = string.sub(text, from, till - 1)
+    if others then
+      redis.call('SET', key, part .. others[position], 'PXAT', math.max(planned, lives[position], least))
+    else
+      redis.call('SETRANGE', key, '0', part)
+      if planned < least then
+        redis.call('PEXPIREAT', key, least)
+      end
     end
-    redis.call('SET', key, string.sub(text, from, from + size - 1) .. others[position], 'PXAT', ends)
-    from, at = from + size, at + SCOPE + plan[at] * LIMITS
+    from, at = till, at + SCOPE + plan[at] * LIMITS
   end
   return text
 end

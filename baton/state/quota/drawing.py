@@ -1,6 +1,7 @@
 """What a claim draws on, as the quota scripts take it: made once for an account and model, whatever the time.
 
-What changes by the minute, the windows' ids and ends, is the same for all accounts of a time zone and told beside it.
+Most of it is the same for all that have the same limits, however many tenants and keys they are. So a claim that is the
+first of its key costs little more than any other.
 """
 
 from __future__ import annotations
@@ -9,42 +10,135 @@ import struct
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from baton.core.types import Account, Limits, Metric
-from baton.state.quota.buckets import METRICS, Bucket, buckets_of
-from baton.state.quota.windows import WindowKind
+from baton.core.types import Account, Level, Limits, Metric
+from baton.state.quota.buckets import METRICS, Bucket, Scope, buckets_of
+from baton.state.quota.claims import check_payer
+from baton.state.quota.keys import organisation_prefix
+from baton.state.quota.windows import MICROSECONDS, WindowKind, Windows
 
-# Of keys and models, the latest used. With all limits on three levels one takes 1.4 kB, so all of them 70 MB.
+# Of keys and models, the latest used. With all limits on three levels one takes 1.3 kB, so all of them 65 MB.
 KNOWN_DRAWINGS = 50_000
+KNOWN_SHARED = 20_000  # of organisations, tenants and their models
+KNOWN_PLANS = 10_000  # of limits; one takes less than 1 kB
 NO_LIMIT = 2**53  # no total reaches it, and a double holds it
+# Milliseconds that counters live after a window's end, for refunds and readers that come late; and after a claim.
+WINDOW_KEPT, FLOW_KEPT = 120_000, 86_400_000
+_Zones = tuple[str, str]  # of organisation and tenant
+
+
+class ScopePlan:
+    """What a script is told of a scope with certain limits, whosever they are. Packed once for the same windows."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket  # any one of those it is for
+        self._windows: Windows | None = None
+        self._packed = b"", b""
+
+    def within(self, windows: Windows) -> tuple[bytes, bytes]:
+        """Its part of the plan, and of the windows drawn on, in doubles as the scripts explain them."""
+        if self._windows is not windows:
+            self._packed, self._windows = self._pack(windows), windows
+        return self._packed
+
+    def _pack(self, windows: Windows) -> tuple[bytes, bytes]:
+        bucket = self._bucket
+        kinds, has_flow = bucket.kinds, int(bucket.has_flow)
+        ids = [windows.ids[bucket.place(kind)] for kind in kinds]
+        numbers = [len(kinds), has_flow, *_flow_limits(bucket), _lives(bucket, windows), *_minute_limits(bucket.limits)]
+        for kind, window_id in zip(kinds, ids, strict=True):
+            metric = METRICS[kind][-1]
+            limit = bucket.limits.of(metric)
+            numbers += (window_id, _enforced(bucket.limits, metric, limit), bucket.alert_limit(kind) or 0)
+        return _doubles(*numbers), _doubles(has_flow, len(ids), *ids)
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnScope:
+    """``key``: where its counters are; ``name`` (organisation and scope) tells it from all others."""
+
+    bucket: Bucket
+    key: str
+    name: tuple[str, str]
+    plan: ScopePlan
 
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """``plan``: the limits of each bucket, in doubles as the scripts explain them."""
+    """``prefix`` of the organisation's keys. ``about``: tenant, key and model, a line each."""
 
     account: Account
-    buckets: tuple[Bucket, ...]
+    scopes: tuple[DrawnScope, ...]
     has_shadow: bool
-    plan: bytes
+    prefix: str
+    about: str
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        return tuple([scope.bucket for scope in self.scopes])
+
+    def within(self, windows: Windows) -> tuple[bytes, bytes]:
+        """The plan of all its scopes, and the windows that a reservation draws on."""
+        parts = [scope.plan.within(windows) for scope in self.scopes]
+        return b"".join([plan for plan, _ in parts]), b"".join([drawn for _, drawn in parts])
 
 
 class Drawings:
-    """Makes drawings, and keeps the latest ones as long as an account does not change."""
+    """Makes drawings, and keeps the latest ones as long as an account does not change. Keys are in ``namespace``."""
 
-    def __init__(self) -> None:
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
         self._known: OrderedDict[tuple[str, str], Drawing] = OrderedDict()
+        self._shared: dict[tuple[str, _Zones, Scope], DrawnScope] = {}  # by several keys
+        self._plans: dict[tuple[object, ...], ScopePlan] = {}
 
     def of(self, account: Account, model: str) -> Drawing:
+        """InvalidRequest for names that no key may have."""
         who = (account.key.id, model)
         known = self._known.get(who)
         if known is not None and _same(known.account, account):
             self._known.move_to_end(who)
             return known
-        made = self._known[who] = _draw(account, model)
+        made = self._known[who] = self._draw(account, model)
         self._known.move_to_end(who)
         if len(self._known) > KNOWN_DRAWINGS:
             self._known.popitem(last=False)
         return made
+
+    def _draw(self, account: Account, model: str) -> Drawing:
+        check_payer(account, model)
+        buckets, organisation = buckets_of(account, model), account.organisation.name
+        zones = account.organisation.time_zone, account.tenant.time_zone
+        return Drawing(
+            account,
+            tuple([self._scope(organisation, zones, bucket) for bucket in buckets]),
+            has_shadow=any(bucket.limits.shadow for bucket in buckets),
+            prefix=organisation_prefix(self._namespace, organisation),
+            about=f"{account.tenant.name}\n{account.key.id}\n{model}",
+        )
+
+    def _scope(self, organisation: str, zones: _Zones, bucket: Bucket) -> DrawnScope:
+        where = (organisation, zones, bucket.scope)
+        known = self._shared.get(where)
+        if known is not None and known.bucket == bucket:
+            return known
+        name = bucket.scope.name
+        key = organisation_prefix(self._namespace, organisation) + name
+        made = DrawnScope(bucket, key, (organisation, name), self._plan(zones, bucket))
+        if bucket.scope.level is not Level.KEY:
+            if len(self._shared) >= KNOWN_SHARED:
+                self._shared.clear()
+            self._shared[where] = made
+        return made
+
+    def _plan(self, zones: _Zones, bucket: Bucket) -> ScopePlan:
+        """Each pair of time zones has its own, since it keeps what it packed last."""
+        alike = (zones, bucket.limits, bucket.kinds, bucket.has_flow, bucket.scope.level is Level.ORGANISATION)
+        known = self._plans.get(alike)
+        if known is None:
+            if len(self._plans) >= KNOWN_PLANS:
+                self._plans.clear()
+            known = self._plans[alike] = ScopePlan(bucket)
+        return known
 
 
 def _same(known: Account, account: Account) -> bool:
@@ -52,16 +146,18 @@ def _same(known: Account, account: Account) -> bool:
     return known is account or known == account
 
 
-def _draw(account: Account, model: str) -> Drawing:
-    buckets = buckets_of(account, model)
-    numbers: list[int] = []
-    for bucket in buckets:
-        places = [bucket.place(kind) + 1 for kind in bucket.kinds]
-        numbers += (len(places), bucket.has_flow, *_flow_limits(bucket), places[-1] if places else 0)
-        for place, kind in zip(places, bucket.kinds, strict=True):
-            numbers += (place, *_window_limits(bucket, kind))
-    has_shadow = any(bucket.limits.shadow for bucket in buckets)
-    return Drawing(account, buckets, has_shadow, struct.pack(f"<{len(numbers)}d", *numbers))
+def _doubles(*numbers: int) -> bytes:
+    return struct.pack(f"<{len(numbers)}d", *numbers)
+
+
+def _lives(bucket: Bucket, windows: Windows) -> int:
+    """Until when counters live at least that are written in these windows, Unix milliseconds; 0: as long as any.
+
+    A scope that counts the minute is written anew in each; as long as it lasts, nobody need prolong the scope's life.
+    """
+    ends = {kind: windows.each[bucket.place(kind)].end * 1000 // MICROSECONDS for kind in bucket.kinds}
+    minute = ends[WindowKind.MINUTE] + FLOW_KEPT if WindowKind.MINUTE in ends else 0
+    return max([minute, *(end + WINDOW_KEPT for end in ends.values())])
 
 
 def _flow_limits(bucket: Bucket) -> tuple[int, int, int]:
@@ -74,18 +170,9 @@ def _flow_limits(bucket: Bucket) -> tuple[int, int, int]:
     return concurrency, burst, bucket.interval
 
 
-def _window_limits(bucket: Bucket, kind: WindowKind) -> tuple[int, int, int, int, int]:
-    limits = bucket.limits
-    if kind is not WindowKind.MINUTE:
-        limit = limits.tokens_per_day if kind is WindowKind.DAY else limits.tokens_per_month
-        return _enforced(limits, METRICS[kind][0], limit), NO_LIMIT, NO_LIMIT, NO_LIMIT, limit or 0
-    return (
-        _enforced(limits, Metric.TOKENS_PER_MINUTE, limits.tokens_per_minute),
-        _enforced(limits, Metric.REQUESTS_PER_MINUTE, limits.requests_per_minute),
-        _enforced(limits, Metric.INPUT_TOKENS_PER_MINUTE, limits.input_tokens_per_minute),
-        _enforced(limits, Metric.OUTPUT_TOKENS_PER_MINUTE, limits.output_tokens_per_minute),
-        0,
-    )
+def _minute_limits(limits: Limits) -> list[int]:
+    """Of requests, input and output."""
+    return [_enforced(limits, metric, limits.of(metric)) for metric in METRICS[WindowKind.MINUTE][:-1]]
 
 
 def _enforced(limits: Limits, metric: Metric, limit: int | None) -> int:

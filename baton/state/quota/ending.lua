@@ -1,11 +1,10 @@
--- How a reservation ends: moved from reserved to used, charged, booked. Most calls need none of it, so these functions
--- are made when they are needed.
+-- How a reservation ends: moved from reserved to used, charged, booked. Most calls need none of it, or a part, so these
+-- functions are made when they are needed.
 
 local function ending()
-  local KIND_NAMES = { [DAY] = 'day', [MONTH] = 'month' }
-
   -- Tells of a window, whose numbers begin at `at`, when it is used to a higher percentage than was told before.
   local function warn(key, counters, at, percent)
+    local KIND_NAMES = { [DAY] = 'day', [MONTH] = 'month' }
     local kind, limit, used = counters[at] % 4, counters[at + 7], counters[at + 5] + counters[at + 6]
     counters[at + 8] = percent
     redis.call('XADD', prefix .. 'alerts', 'MAXLEN', '~', ALERTS_KEPT, '*',
@@ -13,58 +12,57 @@ local function ending()
       'percent', percent, 'limit', string.format('%.0f', limit), 'used', string.format('%.0f', used))
   end
 
-  -- Moves what was held to what was used in one window. Counters that were evicted and begun anew do not know what is
-  -- given back to them; their reserved part stops at 0.
-  local function move_window(key, counters, at, held, used)
-    local requests, input, output = counters[at + 4], counters[at + 5], counters[at + 6]
-    local requests_after, input_after, output_after = requests + used[1], input + used[2], output + used[3]
-    counters[at + 1] = requests_after + above(counters[at + 1] - requests, held[1])
-    counters[at + 2] = input_after + above(counters[at + 2] - input, held[2])
-    counters[at + 3] = output_after + above(counters[at + 3] - output, held[3])
-    counters[at + 4], counters[at + 5], counters[at + 6] = requests_after, input_after, output_after
-    local limit, tokens = counters[at + 7], input_after + output_after
-    if limit > 0 and tokens * 2 >= limit then
-      local percent = tokens >= limit and 100 or tokens * 100 >= limit * 80 and 80 or 50
-      if percent > counters[at + 8] then
-        warn(key, counters, at, percent)
-      end
-    end
-  end
-
   -- Moves what was held, {requests, input, output}, to what was used, in every window that is still there, and a
-  -- request in progress less if it `leaves`. `drawn`, from `at` on, tells the windows of each of the keys.
+  -- request in progress less if it `leaves`. `drawn`, from `at` on, tells the windows of each of the keys. Counters that
+  -- were evicted and begun anew do not know what is given back to them; their reserved part stops at 0.
   local function move(keys, drawn, at, held, used, leaves)
-    local there, values = {}, {}
-    for position, value in ipairs(redis.call('MGET', unpack(keys))) do
-      if value then
-        there[#there + 1], values[#values + 1] = keys[position], value
-      else
-        there[#there + 1], values[#values + 1] = false, ''
-      end
+    local held_requests, held_input, held_output = held[1], held[2], held[3]
+    local used_requests, used_input, used_output = used[1], used[2], used[3]
+    local values = redis.call('MGET', unpack(keys))
+    for position = 1, #keys do
+      values[position] = values[position] or ''
     end
     local counters, base = doubles(table.concat(values)), 1
-    for position, key in ipairs(there) do
-      local runs, count, next_base = drawn[at], drawn[at + 1], base + #values[position] / DOUBLE
-      if key then
-        if leaves then
-          counters[base] = above(counters[base], runs)
+    for position, value in ipairs(values) do
+      local next_base, last = base + #value / DOUBLE, at + 1 + drawn[at + 1]
+      local next_place = base + FLOW
+      if leaves and value ~= '' then
+        counters[base] = above(counters[base], drawn[at])
+      end
+      for window = at + 2, last do
+        local place, id = next_place, drawn[window]
+        if place >= next_base or counters[place] ~= id then
+          place = place_of(id, counters, base + FLOW, next_base - 1)
         end
-        for window = at + 2, at + 1 + count do
-          local place = place_of(drawn[window], counters, base + FLOW, next_base - 1)
-          if place then
-            move_window(key, counters, place, held, used)
+        if place then
+          local requests, input, output = counters[place + 4], counters[place + 5], counters[place + 6]
+          local other_requests = counters[place + 1] - requests - held_requests
+          local other_input = counters[place + 2] - input - held_input
+          local other_output = counters[place + 3] - output - held_output
+          requests, input, output = requests + used_requests, input + used_input, output + used_output
+          counters[place + 1] = other_requests > 0 and requests + other_requests or requests
+          counters[place + 2] = other_input > 0 and input + other_input or input
+          counters[place + 3] = other_output > 0 and output + other_output or output
+          counters[place + 4], counters[place + 5], counters[place + 6] = requests, input, output
+          local limit, tokens = counters[place + 7], input + output
+          if limit > 0 and tokens * 2 >= limit then
+            local percent = tokens >= limit and 100 or tokens * 100 >= limit * 80 and 80 or 50
+            if percent > counters[place + 8] then
+              warn(keys[position], counters, place, percent)
+            end
           end
+          next_place = place + WINDOW
         end
       end
-      at, base = at + 2 + count, next_base
+      base, at = next_base, last + 1
     end
     local text, from = packed(counters), 1
-    for position, key in ipairs(there) do
-      local size = #values[position]
-      if key then
-        redis.call('SET', key, string.sub(text, from, from + size - 1), 'KEEPTTL')
+    for position, value in ipairs(values) do
+      local till = from + #value
+      if till > from then
+        redis.call('SETRANGE', keys[position], '0', string.sub(text, from, till - 1))
       end
-      from = from + size
+      from = till
     end
   end
 
@@ -74,31 +72,16 @@ local function ending()
       'request', string.match(member, '^[^/]*/(.*)$'), 'tenant', tenant, 'key', key, 'model', model, 'used', used)
   end
 
-  -- What tokens and energy cost: prices {input, cached, output, joule}. Energy may be more millijoules times units than
-  -- a double holds, so whole joules are counted first.
-  local function cost_of(input, cached, output, energy, prices)
-    local price, cached_price, output_price, joule = string.match(prices, '^(%d+) (%d+) (%d+) (%d+)$')
-    local whole = math.floor(energy / 1000)
-    return (input - cached) * price + cached * cached_price + output * output_price
-      + whole * joule + math.floor((energy - whole * 1000) * joule / 1000)
-  end
-
-  local function text_of(numbers)
-    local words = {}
-    for position, number in ipairs(numbers) do
-      words[position] = string.format('%.0f', number)
-    end
-    return table.concat(words, ' ')
-  end
-
   -- Ends a reservation: refunds what it held, charges what `total` has more than was charged before. `text`, where the
   -- caller has it, is that of `total`.
   local function close(member, r, total, text, reason)
     local numbers, used, is_charged, is_less = r.numbers, {}, false, false
     for position = 1, CHARGE do
-      local before = numbers[CHARGED + position - 1]
-      used[position] = above(total[position], before)
-      is_charged = is_charged or used[position] > 0
+      local before, after = numbers[CHARGED + position - 1], total[position]
+      used[position] = 0
+      if after > before then
+        used[position], is_charged = after - before, true
+      end
       is_less = is_less or before > 0
     end
     local is_open = r.state == OPEN
@@ -113,13 +96,32 @@ local function ending()
       redis.call('ZREM', KEYS[1], member)
     end
     if is_charged then
-      book(reason, member, tenant, key, model, numbers[MOMENT], not is_less and text or text_of(used))
+      if is_less or not text then
+        text = string.format('%.0f %.0f %.0f %.0f %.0f %.0f', unpack(used))
+      end
+      book(reason, member, tenant, key, model, numbers[MOMENT], text)
     end
   end
 
-  -- The same, and leaves it at the key, as one that expired. Further arguments are those of SET.
+  return { warn = warn, move = move, book = book, close = close }
+end
+
+-- What else may become of one: it ends and stays at a key, as one that expired, or another end is remembered.
+local function lapsing()
+  local ends = ending()
+
+  -- What tokens and energy cost: prices {input, cached, output, joule}. Energy may be more millijoules times units than
+  -- a double holds, so whole joules are counted first.
+  local function cost_of(input, cached, output, energy, prices)
+    local price, cached_price, output_price, joule = string.match(prices, '^(%d+) (%d+) (%d+) (%d+)$')
+    local whole = math.floor(energy / 1000)
+    return (input - cached) * price + cached * cached_price + output * output_price
+      + whole * joule + math.floor((energy - whole * 1000) * joule / 1000)
+  end
+
+  -- Ends a reservation and leaves it at the key, as one that expired. Further arguments are those of SET.
   local function close_to(key, member, r, total, text, reason, ...)
-    close(member, r, total, text, reason)
+    ends.close(member, r, total, text, reason)
     local numbers = r.numbers
     for position = 1, CHARGE do
       local at = CHARGED + position - 1
@@ -164,8 +166,5 @@ local function ending()
     end
   end
 
-  return {
-    warn = warn, move_window = move_window, book = book, close = close, close_to = close_to, remember = remember,
-    lapse = lapse, expire_all = expire_all,
-  }
+  return { close_to = close_to, remember = remember, lapse = lapse, expire_all = expire_all }
 end

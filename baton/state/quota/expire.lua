@@ -1,5 +1,5 @@
 -- Ends reservations whose lease has ended. KEYS: open. ARGV: how many at most. Answers how many it found.
 
 local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', (time()), 'LIMIT', 0, ARGV[1])
-ending().expire_all(due)
+lapsing().expire_all(due)
 return #due

@@ -14,20 +14,19 @@ from dataclasses import dataclass, field, replace
 
 from baton.core.types import Limits, Metric
 from baton.state.quota.buckets import METRICS, Bucket, Cost, Counters
+from baton.state.quota.standing import Standing
 from baton.state.quota.windows import WindowKind, Windows
 
 KNOWN_SCOPES = 100_000
 
 
 @dataclass(slots=True)
-class _Standing:
-    """A bucket as the shared counters last told it, in these windows. ``counted_here``: what this gateway had counted
-    by itself, of each kind of window, when the first claim after that word came."""
+class _Heard:
+    """Buckets as the shared counters last told them. ``counted_here``: what this gateway had counted by itself, in each
+    kind of window of a bucket, when the first claim after that word came."""
 
-    bucket: Bucket
-    windows: Windows
-    counters: Counters
-    counted_here: dict[WindowKind, Cost] = field(default_factory=dict[WindowKind, Cost])
+    standing: Standing
+    counted_here: dict[tuple[str, WindowKind], Cost] = field(default_factory=dict[tuple[str, WindowKind], Cost])
 
 
 class LocalShare:
@@ -36,17 +35,14 @@ class LocalShare:
 
     def __init__(self, replicas: Callable[[], int]) -> None:
         self._replicas = replicas
-        self._standings: OrderedDict[tuple[str, str], _Standing] = OrderedDict()
+        self._standings: OrderedDict[tuple[str, str], _Heard] = OrderedDict()
 
-    def heard(
-        self, organisation: str, buckets: Sequence[Bucket], windows: Windows, counters: Sequence[Counters]
-    ) -> None:
-        """What the shared counters stand at."""
-        standings = self._standings
-        for bucket, held in zip(buckets, counters, strict=True):
-            key = (organisation, bucket.scope.name)
-            standings[key] = _Standing(bucket, windows, held)
-            standings.move_to_end(key)
+    def heard(self, standing: Standing) -> None:
+        """What the shared counters stand at. Done for each request; it is looked into only while they are away."""
+        standings, heard = self._standings, _Heard(standing)
+        for scope in standing.drawing.scopes:
+            standings[scope.name] = heard
+            standings.move_to_end(scope.name)
         while len(standings) > KNOWN_SCOPES:
             standings.popitem(last=False)
 
@@ -61,20 +57,24 @@ class LocalShare:
         )
 
     def _limits(self, organisation: str, bucket: Bucket, windows: Windows, here: Counters, replicas: int) -> Limits:
-        part, standing = _part_of(bucket.limits, replicas), self._standings.get((organisation, bucket.scope.name))
-        if standing is None:
+        name = (organisation, bucket.scope.name)
+        part, heard = _part_of(bucket.limits, replicas), self._standings.get(name)
+        if heard is None:
             return part
         narrowed: dict[str, int | None] = {}
-        heard = dict(zip(standing.bucket.kinds, standing.counters.windows, strict=True))
+        standing = heard.standing
+        position = [scope.name for scope in standing.drawing.scopes].index(name)
+        there = standing.drawing.buckets[position]
+        told = dict(zip(there.kinds, standing.counters[position].windows, strict=True))
         for kind, counters in zip(bucket.kinds, here.windows, strict=True):
             place = bucket.place(kind)
-            if kind not in heard or standing.windows.each[place] != windows.each[place]:
+            if kind not in told or standing.windows.each[place] != windows.each[place]:
                 continue
-            before = standing.counted_here.setdefault(kind, counters.total)
+            before = heard.counted_here.setdefault((bucket.scope.name, kind), counters.total)
             for metric in METRICS[kind]:
-                limit, most = standing.bucket.limits.of(metric), part.of(metric)
+                limit, most = there.limits.of(metric), part.of(metric)
                 if limit is not None and most is not None:
-                    left = max(0, limit - heard[kind].total.of(metric))
+                    left = max(0, limit - told[kind].total.of(metric))
                     narrowed[metric.value] = min(most, before.of(metric) + left // replicas)
         return replace(part, **narrowed)
 

@@ -1,7 +1,7 @@
 """The quota scripts, called over one connection: calls that come while others are on their way go together next.
 
 A call for each request at once would take a connection each, and most of the time in system calls. So bursts of
-thousands cost one round trip for every ``BATCH`` of them, and a lone call no more than it would anyway.
+thousands cost one round trip for every ``BATCH`` of them. A lone call is sent by its caller, which spares a task.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from baton.core.errors import StateUnavailable
-from baton.state.redis_client import Patience, while_heard, within
+from baton.state.redis_client import KeptConnection, Patience, while_heard, within
 
 NAMES = {  # and what each begins with
     "reserve": ("common", "ending", "debiting"),
@@ -39,8 +39,7 @@ BATCH = 64  # some milliseconds of the server's time
 @dataclass(frozen=True, slots=True)
 class _Call:
     name: str
-    keys: Sequence[str]
-    arguments: tuple[str | int | bytes, ...]
+    command: bytes
     answer: asyncio.Future[object]
 
 
@@ -53,6 +52,7 @@ class Scripts:
 
     def __init__(self, client: Redis, patience: Patience) -> None:
         self._client = client
+        self._connection = KeptConnection(client)
         self._patience = patience
         folder = resources.files("baton.state.quota")
         self._texts = {
@@ -63,6 +63,7 @@ class Scripts:
         }
         self._hashes = {name: hashlib.sha1(text.encode()).hexdigest() for name, text in self._texts.items()}
         self._waiting: deque[_Call] = deque()
+        self._is_sending = False
         self._sender: asyncio.Task[None] | None = None
 
     async def call(self, name: str, keys: Sequence[str], *arguments: str | int | bytes) -> object:
@@ -70,11 +71,31 @@ class Scripts:
 
         Raises StateUnavailable.
         """
-        answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Call(name, keys, arguments, answer))
-        if self._sender is None:
-            self._sender = asyncio.create_task(self._send_all(), name="quota scripts")
-        return await answer
+        command = _command(self._hashes[name], len(keys), *keys, *arguments)
+        call = _Call(name, command, asyncio.get_running_loop().create_future())
+        self._waiting.append(call)
+        if not self._is_sending:
+            await self._send_first(call)
+        return await call.answer
+
+    async def _send_first(self, call: _Call) -> None:
+        """Of calls that come while none is on its way. It goes at once, or with all that come in this turn of the loop.
+
+        What it does for others is a task's, since it may be cancelled.
+        """
+        self._is_sending = True
+        try:
+            await asyncio.sleep(0)
+            if len(self._waiting) == 1:
+                self._waiting.clear()
+                await self._send_or_fail([call])
+        except BaseException:
+            call.answer.cancel()
+            raise
+        finally:
+            self._is_sending = bool(self._waiting)
+            if self._is_sending:
+                self._sender = asyncio.create_task(self._send_all(), name="quota scripts")
 
     async def _send_all(self) -> None:
         """Lives as long as somebody waits; whatever ends it, nobody does afterwards."""
@@ -83,13 +104,17 @@ class Scripts:
             while self._waiting:
                 batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
                 batch = [call for call in batch if not call.answer.cancelled()]
-                try:
-                    await self._send(batch)
-                except StateUnavailable as error:
-                    self._fail(batch, error)
+                if batch:
+                    await self._send_or_fail(batch)
         finally:
-            self._sender = None
+            self._is_sending, self._sender = False, None
             self._fail(batch, StateUnavailable("the sending has ended"))
+
+    async def _send_or_fail(self, batch: Sequence[_Call]) -> None:
+        try:
+            await self._send(batch)
+        except StateUnavailable as error:
+            self._fail(batch, error)
 
     def _fail(self, batch: Sequence[_Call], error: StateUnavailable) -> None:
         """And all that wait behind it."""
@@ -122,15 +147,10 @@ class Scripts:
 
     async def _exchange(self, batch: Sequence[_Call], heard: Callable[[], None]) -> list[object]:
         """By a connection itself: the client's commands and pipelines would take as long as the script."""
-        pool = self._client.connection_pool
-        connection = await pool.get_connection()
-        try:
+        async with self._connection as connection:
             heard()  # the password was taken, if it is new
-            packed = [_command(self._hashes[call.name], len(call.keys), *call.keys, *call.arguments) for call in batch]
-            await connection.send_packed_command(packed, check_health=False)
+            await connection.send_packed_command([call.command for call in batch], check_health=False)
             return [await _answer(connection, heard) for _ in batch]
-        finally:
-            await pool.release(connection)
 
 
 def _with_constants(text: str) -> str:

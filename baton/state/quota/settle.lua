@@ -26,26 +26,25 @@ if not r or r.owner ~= owner then
     redis.call('SET', key, 'superseded', 'PX', numbers[CHARGE + 1])
     return 'superseded'
   elseif numbers[1] == 0 then
-    ending().remember(text, member, owner, numbers[CHARGE + 1])
+    lapsing().remember(text, member, owner, numbers[CHARGE + 1])
   end
   return 'missing'
 end
-local ends = ending()
 local told, is_release, reason = r.numbers, numbers[1] == 0, r.state == OPEN and 'settled' or 'late'
 if numbers[2] < told[PROGRESS] or numbers[4] < told[PROGRESS + 2] or is_release and told[CHARGED] > 0 then
-  ends.lapse(KEYS[2], member, r, reason, 'PX', EXPIRED_KEPT)
+  lapsing().lapse(KEYS[2], member, r, reason, 'PX', EXPIRED_KEPT)
   if is_release then
     return 'settled'
   end
 end
 if is_release and r.first then -- what its former owners tell late is part of what the client goes on with
-  ends.close_to(KEYS[2], member, r, numbers, ARGV[2], reason, 'PX', EXPIRED_KEPT)
+  lapsing().close_to(KEYS[2], member, r, numbers, ARGV[2], reason, 'PX', EXPIRED_KEPT)
   return 'settled'
 elseif r.first then
-  ends.close_to(prefix .. 'a:' .. member .. '\n' .. r.first, member, r, numbers, ARGV[2], reason,
+  lapsing().close_to(prefix .. 'a:' .. member .. '\n' .. r.first, member, r, numbers, ARGV[2], reason,
     'PX', numbers[CHARGE + 1])
 else
-  ends.close(member, r, numbers, ARGV[2], reason)
+  ending().close(member, r, numbers, ARGV[2], reason)
 end
 redis.call('SET', KEYS[2], string.char(DONE) .. owner, 'PX', numbers[CHARGE + 1])
 return 'settled'

@@ -30,32 +30,32 @@ from baton.core.types import (
     SettleOutcome,
 )
 from baton.state.config import StateConfig
-from baton.state.quota.buckets import NO_CHARGE, NO_COST, Bucket, Charge, Cost, Counters, FlowCounters, WindowCounters
-from baton.state.quota.claims import check_claim, has_ended, member_of, size_in_use
-from baton.state.quota.drawing import Drawing, Drawings
+from baton.state.quota.buckets import NO_CHARGE, NO_COST, Bucket, Charge, Cost, Counters, buckets_of
+from baton.state.quota.claims import check_request, has_ended, member_of, size_in_use
+from baton.state.quota.drawing import Drawings
 from baton.state.quota.keys import organisation_prefix, organisations_with
 from baton.state.quota.scripts import Scripts
+from baton.state.quota.standing import Standing, StandingBalances, stored_counters
 from baton.state.quota.verdict import balances, judge, undebited
 from baton.state.quota.windows import MICROSECONDS, Calendar, Windows
 from baton.state.redis_client import Patience, within
 
 DUE_AT_ONCE = 100  # leases that one call ends: a script holds up the server
 ATTEMPTS = 3  # a window may end between two of them, not between three
-Listener = Callable[[str, Sequence[Bucket], Windows, Sequence[Counters]], None]
+Listener = Callable[[Standing], None]
 
 
-def nobody(_organisation: str, _buckets: Sequence[Bucket], _windows: Windows, _counters: Sequence[Counters]) -> None:
+def nobody(_: Standing) -> None:
     pass
 
 
 # Doubles in the scripts' arguments and answers, as the scripts explain them.
 REFUSED, TAKEN, IN_USE, ELSEWHEN, ENDED = 1, 2, 3, 4, 5
 CHARGED = (SettleOutcome.SETTLED, SettleOutcome.ALREADY, SettleOutcome.SUPERSEDED)
-FLOW, WINDOW = 2, 9  # numbers of a bucket, and of each of its windows
-_NOTHING = struct.pack("<2d", 0, 0)
-_CLAIM = struct.Struct("<4d")
+_CLAIM = struct.Struct("<6d")
 _CHARGE = struct.Struct("<7d")
-_WINDOWS = struct.Struct("<12d")
+_CHARGE_IN_TIME = struct.Struct("<9d")
+_STATUS_AND_NOW = struct.Struct("<2d")
 
 
 class SharedQuota:
@@ -74,28 +74,24 @@ class SharedQuota:
         self._clock = clock
         self._server_ahead = 0  # microseconds, as the latest answer told
         self._calendar = Calendar()
-        self._drawings = Drawings()
+        self._drawings = Drawings(config.namespace)
         self._scripts = Scripts(client, Patience(self._budget, config.quota_slow_ms / 1000))
 
     async def reserve(self, claim: QuotaClaim) -> QuotaGrant:
         lease = round(claim.lease_seconds * MICROSECONDS)
-        numbers = _CLAIM.pack(claim.input_tokens, claim.output_tokens, lease, self._kept)
-        status, now, answer, drawing, windows = await self._timely("reserve", claim, numbers)
+        claimed = (claim.input_tokens, claim.output_tokens, lease, self._kept)
+        status, standing = await self._timely("reserve", claim, lambda seconds: _CLAIM.pack(*claimed, *seconds))
         if status == IN_USE:
             raise size_in_use(claim)
         if status == ENDED:
             raise has_ended(claim)
-        buckets, counters = drawing.buckets, _counters(answer[5:], drawing.buckets)
-        self._listener(claim.account.organisation.name, buckets, windows, counters)
+        self._listener(standing)
         if status == TAKEN:
-            return QuotaGrant(balances(buckets, windows, counters, now), taken_over=True)
-        cost = Cost(*answer[2:5])
+            return QuotaGrant(StandingBalances(standing), taken_over=True)
         if status == REFUSED:
-            raise QuotaExceeded.of(judge(buckets, windows, counters, cost, now).refused)
-        shadowed: tuple[QuotaRefusal, ...] = ()
-        if drawing.has_shadow:
-            shadowed = judge(buckets, windows, _before(buckets, counters, cost), cost, now).shadowed
-        return QuotaGrant(balances(buckets, windows, counters, now), shadowed)
+            raise QuotaExceeded.of(_refused(standing))
+        shadowed = _shadowed(standing) if standing.drawing.has_shadow else ()
+        return QuotaGrant(StandingBalances(standing), shadowed)
 
     async def renew(self, organisation: str, progress: Sequence[Progress], lease_seconds: float) -> list[LeaseState]:
         prefix, lease = organisation_prefix(self._namespace, organisation), round(lease_seconds * MICROSECONDS)
@@ -110,8 +106,7 @@ class SharedQuota:
         total = Charge.of(delivered, claim.prices)
         status = await self._end(claim, total)
         if status == "missing":
-            code = (await self._timely("charge", claim, _charge_text(total), self._charge_numbers(total)))[0]
-            return CHARGED[code]
+            return await self._charge(claim, total)
         return SettleOutcome(status)
 
     async def release(self, claim: QuotaClaim) -> SettleOutcome:
@@ -128,7 +123,7 @@ class SharedQuota:
         return ended
 
     async def balances(self, account: Account, model: str) -> tuple[QuotaBalance, ...]:
-        now, buckets = self._now(), self._drawings.of(account, model).buckets
+        now, buckets = self._now(), buckets_of(account, model)
         windows = self._windows(account, now)
         counters = await within(self._read(account, buckets, windows), self._budget, "read quota counters")
         return balances(buckets, windows, counters, now)
@@ -143,47 +138,50 @@ class SharedQuota:
     # --- parts of a call --------------------------------------------------------------------------------------------
 
     async def _end(self, claim: QuotaClaim, total: Charge) -> str:
-        prefix, member = organisation_prefix(self._namespace, claim.account.organisation.name), check_claim(claim)
-        arguments = (claim.owner, _charge_text(total), self._charge_numbers(total))
-        return cast(
-            bytes, await self._scripts.call("settle", [f"{prefix}open", f"{prefix}r:{member}"], *arguments)
-        ).decode()
+        prefix, member = self._drawings.of(claim.account, claim.model).prefix, check_request(claim)
+        call = self._scripts.call(
+            "settle",
+            (f"{prefix}open", f"{prefix}r:{member}"),
+            claim.owner,
+            _charge_text(total),
+            _CHARGE.pack(*_parts(total), self._kept),
+        )
+        return cast(bytes, await call).decode()
+
+    async def _charge(self, claim: QuotaClaim, total: Charge) -> SettleOutcome:
+        charged, text = (*_parts(total), self._kept), _charge_text(total)
+        status, _ = await self._timely("charge", claim, lambda seconds: _CHARGE_IN_TIME.pack(*charged, *seconds), text)
+        return CHARGED[status]
 
     async def _timely(
-        self, script: str, claim: QuotaClaim, *numbers: str | bytes
-    ) -> tuple[int, int, list[int], Drawing, Windows]:
-        """Call a script with windows that hold the server's time: status, now, all numbers of its answer, and what it
-        was about."""
-        account, prices, member = claim.account, claim.prices, check_claim(claim)
-        drawing = self._drawings.of(account, claim.model)
-        prefix = organisation_prefix(self._namespace, account.organisation.name)
-        keys = [f"{prefix}open", f"{prefix}r:{member}", *(prefix + bucket.scope.name for bucket in drawing.buckets)]
-        rates = f"{prices.input} {prices.cached} {prices.output} {prices.joule}"
-        about = f"{rates}\n{account.tenant.name}\n{account.key.id}\n{claim.model}"
+        self, script: str, claim: QuotaClaim, numbers: Callable[[tuple[int, int]], bytes], *more: str
+    ) -> tuple[int, Standing]:
+        """Call a script with windows that hold the server's time: the status, and what else its answer tells.
+
+        ``numbers`` makes the beginning of the plan, of the seconds between which the windows hold; ``more`` are the
+        last arguments.
+        """
+        account, prices = claim.account, claim.prices
+        drawing, member = self._drawings.of(account, claim.model), check_request(claim)
+        prefix = drawing.prefix
+        keys = (f"{prefix}open", f"{prefix}r:{member}", *[scope.key for scope in drawing.scopes])
+        about = f"{prices.input} {prices.cached} {prices.output} {prices.joule}\n{drawing.about}"
         for _ in range(ATTEMPTS):
             windows = self._windows(account, self._now())
-            plan = _WINDOWS.pack(*windows.numbers) + drawing.plan
-            reply = cast(bytes, await self._scripts.call(script, keys, claim.owner, about, *numbers, plan))
-            answer = _numbers(reply)
-            status, now = answer[:2]
+            plan, drawn = drawing.within(windows)
+            arguments = (claim.owner, about, numbers(windows.seconds) + plan, drawn, *more)
+            reply = cast(bytes, await self._scripts.call(script, keys, *arguments))
+            status, now = map(int, _STATUS_AND_NOW.unpack_from(reply))
             self._server_ahead = now - round(self._clock.wall() * MICROSECONDS)
             if status != ELSEWHEN:
-                return status, now, answer, drawing, windows
+                return status, Standing(drawing, windows, now, reply)
         raise StateUnavailable("quota: the server's clock jumps")
 
     async def _read(self, account: Account, buckets: Sequence[Bucket], windows: Windows) -> list[Counters]:
         prefix = organisation_prefix(self._namespace, account.organisation.name)
         call = self._client.mget([prefix + bucket.scope.name for bucket in buckets])  # pyright: ignore
         values = cast("list[bytes | None]", await call)
-        return [
-            _stored_counters(_numbers(value or _NOTHING), bucket, windows)
-            for bucket, value in zip(buckets, values, strict=True)
-        ]
-
-    def _charge_numbers(self, charge: Charge) -> bytes:
-        return _CHARGE.pack(
-            charge.requests, charge.input, charge.cached, charge.output, charge.cost, charge.energy, self._kept
-        )
+        return [stored_counters(value, bucket, windows) for bucket, value in zip(buckets, values, strict=True)]
 
     def _windows(self, account: Account, now: int) -> Windows:
         return self._calendar.windows(account.organisation.time_zone, account.tenant.time_zone, now)
@@ -204,39 +202,23 @@ def _rows(progress: Sequence[Progress]) -> list[str]:
     return rows
 
 
+def _parts(charge: Charge) -> tuple[int, ...]:
+    return charge.requests, charge.input, charge.cached, charge.output, charge.cost, charge.energy
+
+
 def _charge_text(charge: Charge) -> str:
     return f"{charge.requests} {charge.input} {charge.cached} {charge.output} {charge.cost} {charge.energy}"
 
 
-def _numbers(text: bytes) -> list[int]:
-    return list(map(int, struct.unpack(f"<{len(text) // 8}d", text)))
+def _refused(standing: Standing) -> tuple[QuotaRefusal, ...]:
+    """Why a claim was, which stands as it was judged."""
+    return judge(standing.drawing.buckets, standing.windows, standing.counters, standing.cost, standing.now).refused
 
 
-def _counters(numbers: Sequence[int], buckets: Sequence[Bucket]) -> list[Counters]:
-    """From an answer, which has those of one bucket after the other."""
-    found: list[Counters] = []
-    at = 0
-    for bucket in buckets:
-        flow = FlowCounters(numbers[at], numbers[at + 1])
-        at += FLOW
-        end = at + WINDOW * len(bucket.kinds)
-        windows = tuple([_window_counters(numbers, window) for window in range(at, end, WINDOW)])
-        found.append(Counters(windows, flow))
-        at = end
-    return found
-
-
-def _stored_counters(numbers: Sequence[int], bucket: Bucket, windows: Windows) -> Counters:
-    """From a key, in which other windows may stand before the current ones."""
-    places = {numbers[at]: at for at in range(FLOW, len(numbers), WINDOW)}
-    current = [places.get(windows.each[bucket.place(kind)].id) for kind in bucket.kinds]
-    counted = (WindowCounters() if at is None else _window_counters(numbers, at) for at in current)
-    return Counters(tuple(counted), FlowCounters(numbers[0], numbers[1]))
-
-
-def _window_counters(numbers: Sequence[int], at: int) -> WindowCounters:
-    """Of a window that begins there, with its id."""
-    return WindowCounters._make(numbers[at + 1 : at + 7])
+def _shadowed(standing: Standing) -> tuple[QuotaRefusal, ...]:
+    """What limits in shadow would have refused of a claim that was granted."""
+    buckets, cost = standing.drawing.buckets, standing.cost
+    return judge(buckets, standing.windows, _before(buckets, standing.counters, cost), cost, standing.now).shadowed
 
 
 def _before(buckets: Sequence[Bucket], after: Sequence[Counters], cost: Cost) -> list[Counters]:

@@ -21,7 +21,7 @@ local function late()
     elseif r.state == OPEN then
       write(key, r)
     else
-      ending().lapse(key, member, r, 'late', 'KEEPTTL')
+      lapsing().lapse(key, member, r, 'late', 'KEEPTTL')
     end
   end
 

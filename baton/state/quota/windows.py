@@ -49,22 +49,23 @@ class Window:
 class Windows:
     """All that a claim may count in at one moment: the minute, the organisation's day and month, the tenant's.
 
-    They hold from ``start`` to ``end``, Unix microseconds. ``numbers`` as the scripts take them: these in seconds, then
-    the id and the end of each.
+    They hold from ``start`` to ``end``, Unix microseconds. ``ids``: what the scripts know each by.
     """
 
     each: tuple[Window, ...]
     start: int
     end: int
-    numbers: tuple[int, ...]
+    ids: tuple[int, ...]
 
     @classmethod
     def of(cls, *each: Window) -> Windows:
         start, end = max(window.start for window in each), min(window.end for window in each)
-        numbers = [start // MICROSECONDS, end // MICROSECONDS]
-        for window in each:
-            numbers += (window.id, window.end // MICROSECONDS)
-        return cls(each, start, end, tuple(numbers))
+        return cls(each, start, end, tuple(window.id for window in each))
+
+    @property
+    def seconds(self) -> tuple[int, int]:
+        """From when until when they hold."""
+        return self.start // MICROSECONDS, self.end // MICROSECONDS
 
 
 def minute_window(moment: int) -> Window:

@@ -137,6 +137,37 @@ def test_a_caller_that_leaves_takes_nobody_with_it() -> None:
     run(body)
 
 
+def test_a_lone_caller_that_leaves_leaves_the_others_an_answer() -> None:
+    async def body(scripts: Scripts, client: WatchedRedis) -> None:
+        client.answering.clear()
+        leaving = asyncio.create_task(renew(scripts, "alone"))
+        while not client.batches:
+            await asyncio.sleep(0)
+        others = [asyncio.create_task(renew(scripts, f"a{number}")) for number in range(3)]
+        await asyncio.sleep(0)
+        leaving.cancel()
+        client.answering.set()
+        async with asyncio.timeout(20):
+            assert await asyncio.gather(*others) == [[b"missing"]] * 3
+        assert leaving.cancelled()
+        assert client.batches == [1, 3, 3], "what the server does not know yet is sent again"
+
+    run(body)
+
+
+def test_a_caller_that_leaves_before_it_was_sent_is_not() -> None:
+    async def body(scripts: Scripts, client: WatchedRedis) -> None:
+        leaving = asyncio.create_task(renew(scripts, "alone"))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.wait({leaving})
+        assert leaving.cancelled()
+        assert await renew(scripts, "another") == [b"missing"]
+        assert client.batches == [1, 1], "the second time with the script known"
+
+    run(body)
+
+
 def test_a_script_that_fails_is_its_callers_failure_only() -> None:
     async def body(scripts: Scripts, client: WatchedRedis) -> None:
         await client.hset(f"{PREFIX}r:acme/broken", "a", "hash and no text")

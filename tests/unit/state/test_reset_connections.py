@@ -53,34 +53,36 @@ async def connected() -> AsyncIterator[tuple[Redis, Server]]:
 async def is_reset(client: Redis) -> None:
     """Returns when this end knows of it."""
     pool: Any = client.connection_pool
-    (connection,) = pool._available_connections
+    (connection,) = {*pool._available_connections, *pool._in_use_connections}
     async with asyncio.timeout(SECONDS):
         while not connection._writer.transport.is_closing():
             await asyncio.sleep(0.001)
 
 
-async def command(client: Redis) -> object:
-    return await within(client.set("key", "value"), SECONDS, "set")  # pyright: ignore
+def command(client: Redis) -> Callable[[], Awaitable[object]]:
+    return lambda: within(client.set("key", "value"), SECONDS, "set")  # pyright: ignore
 
 
-async def script(client: Redis) -> object:
-    return await Scripts(client, Patience(SECONDS, SECONDS)).call("renew", ["open"])
+def script(client: Redis) -> Callable[[], Awaitable[object]]:
+    scripts = Scripts(client, Patience(SECONDS, SECONDS))
+    return lambda: scripts.call("renew", ["open"])
 
 
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-@pytest.mark.parametrize("call", [command, script])
+@pytest.mark.parametrize("calls", [command, script])
 def test_a_connection_that_was_reset_costs_one_call(
-    loop: Callable[[], asyncio.AbstractEventLoop], call: Callable[[Redis], Awaitable[object]]
+    loop: Callable[[], asyncio.AbstractEventLoop], calls: Callable[[Redis], Callable[[], Awaitable[object]]]
 ) -> None:
     async def main() -> None:
         async with connected() as (client, server):
-            assert await call(client)
+            call = calls(client)
+            assert await call()
             server.reset()
             await is_reset(client)
             async with asyncio.timeout(SECONDS):
                 with pytest.raises(StateUnavailable):
-                    await call(client)
-                assert await call(client)
+                    await call()
+                assert await call()
 
     with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(main())
