@@ -158,14 +158,14 @@ class Chaos:
 
 
 @asynccontextmanager
-async def chaos(directory: Path) -> AsyncIterator[Chaos]:
-    """A deployment, callers of both gateways, and the engine that nothing happens to."""
+async def chaos(directory: Path, *settings: str) -> AsyncIterator[Chaos]:
+    """A deployment, ``settings`` before its own, callers of both gateways, and the engine that nothing happens to."""
     tokenizer = write_tokenizer(directory / "tokenizer")
     texts = {"fake": load_model_text(tokenizer, SystemClock())}
     engine = EngineConfig(kv_blocks=4000, block_size=16, max_step_tokens=512)
     async with (
         Stack(prefill=0, decode=1, engine=engine, texts=texts) as reference,
-        deployment(directory / "logs", *SETTINGS, tokenizer=tokenizer) as found,
+        deployment(directory / "logs", *SETTINGS, *settings, tokenizer=tokenizer) as found,
         Client(found.addresses, found.key, resume=PATIENT) as one,
         Client(found.addresses[::-1], found.key, resume=PATIENT) as other,
     ):
@@ -174,7 +174,7 @@ async def chaos(directory: Path) -> AsyncIterator[Chaos]:
 
 async def _run(arguments: argparse.Namespace, directory: Path) -> None:
     clock = asyncio.get_running_loop()
-    async with chaos(directory) as run:
+    async with chaos(directory, *arguments.set) as run:
         end = clock.time() + 60 * arguments.minutes
         for number in count(arguments.first):
             if clock.time() >= end:
@@ -192,6 +192,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--first", type=int, default=0, help="the round to begin with, to play a failed one again")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="of all processes")
     parser.add_argument("--logs", type=Path, help="where the services' logs go; default: a new temporary directory")
     arguments = parser.parse_args()
     directory = arguments.logs or Path(tempfile.mkdtemp(prefix="baton-chaos-"))
