@@ -116,6 +116,9 @@ def test_an_offer_goes_when_it_is_called_and_not_when_it_is_awaited() -> None:
         replace(CHUNK, pieces=(b"bytes",)),
         replace(CHUNK, format=KvFormat("float32", 16, 2, 1, 8)),
         replace(CHUNK, checksums=(b"a" * 15, b"b" * 17)),
+        replace(CHUNK, ticket=replace(TICKET, request_id="half a character: \ud800")),
+        replace(CHUNK, source=KvSource(7, (5, -1), "cuda-ipc")),
+        replace(CHUNK, block_count=2**32),
     ],
 )
 def test_what_packets_cannot_say_takes_the_usual_way(chunk: KvChunk) -> None:
