@@ -71,6 +71,7 @@ class Stack:
     steps_ahead: ClassVar[int] = 0  # of the fake engines; a test module may run under both
 
     transports: ClassVar[tuple[str, ...]] = ("shm", "tcp")  # that its workers may use
+    local_calls: ClassVar[bool] = False  # True: offers and confirmations go past ``network``, from door to door
     fake_pool: ClassVar[str] = "shared"  # or "device": what the pools of its fake engines look like
 
     prefill: int = 1
@@ -116,20 +117,22 @@ class Stack:
         engine = await life.enter_async_context(threaded_engine(runner, config))
         address = life.enter_context(self.joined.address(worker_id))
         me = Candidate(worker_id, address, epoch or 1000 + len(self.workers))
-        # Offers go where a test can hold them.
-        kvtransfer = replace(self.kvtransfer, transports=self.transports, local_calls=False)
+        kvtransfer = replace(self.kvtransfer, transports=self.transports, local_calls=self.local_calls)
+        transports = life.enter_context(open_transports(engine, worker_id, me.epoch, kvtransfer))
         parts = build_parts(
             engine,
             me,
             receivers=self.joined.receiver,
             prefill_peers=self.joined.prefill,
-            transports=life.enter_context(open_transports(engine, worker_id, me.epoch, kvtransfer)),
+            transports=transports,
             kvtransfer=kvtransfer,
             meter=SilentMeter(),
             clock=SystemClock(),
             tiers=self.tiers,
         )
-        worker = StackWorker(me, role, engine, gate, parts, OfferGate(parts.receiver), life, runner)
+        offers = OfferGate(parts.receiver)
+        transports.receive(offers)
+        worker = StackWorker(me, role, engine, gate, parts, offers, life, runner)
         self.workers[worker_id] = worker
         await self.joined.join(worker)
         await self.heartbeat()

@@ -16,6 +16,7 @@ from baton.core.types import Attempt, KvChunk, KvConfirmation, KvSource, Ticket
 
 CHECKSUM_BYTES = 16
 _UINT32 = "I"
+_UNSAYABLE = (struct.error, OverflowError, UnicodeEncodeError)  # a number out of range, or half a character
 
 # Hop, retry, receiver's epoch; first block, how many; lengths of request id, receiver's address and checksums.
 _CONFIRMATION = struct.Struct("<IIQIIIII")
@@ -24,10 +25,19 @@ _OFFER = struct.Struct("<IIQIIIIIQQQIIII")
 
 
 def packed_offer(chunk: KvChunk) -> bytes | None:
-    """None for a chunk that has bytes of its own, or blocks of another layout: such ones take the usual way."""
-    source, ticket, checksums = chunk.source, chunk.ticket, _joined(chunk.checksums)
+    """None for a chunk that has bytes of its own, blocks of another layout, or what no packet can say: such ones take
+    the usual way, which refuses by name what it cannot say either."""
+    source, checksums = chunk.source, _joined(chunk.checksums)
     if source is None or chunk.payload or chunk.pieces or chunk.format is not None or checksums is None:
         return None
+    try:
+        return _offer(chunk, source, checksums)
+    except _UNSAYABLE:
+        return None
+
+
+def _offer(chunk: KvChunk, source: KvSource, checksums: bytes) -> bytes:
+    ticket = chunk.ticket
     attempt, request_id, address = ticket.attempt, ticket.request_id.encode(), ticket.receiver_address.encode()
     transport, invitation, late = source.transport.encode(), source.invitation, chunk.late_checksums
     ids = array(_UINT32, source.blocks).tobytes()
@@ -77,10 +87,16 @@ def offer_of(packed: bytes) -> KvChunk:
 
 
 def packed_confirmation(confirmation: KvConfirmation) -> bytes | None:
-    """None where some blocks have checksums and others have none."""
-    ticket, checksums = confirmation.ticket, _joined(confirmation.checksums)
-    if checksums is None:
+    """None where some blocks have checksums and others have none, and for what no packet can say, as an offer's."""
+    checksums = _joined(confirmation.checksums)
+    try:
+        return None if checksums is None else _confirmation(confirmation, checksums)
+    except _UNSAYABLE:
         return None
+
+
+def _confirmation(confirmation: KvConfirmation, checksums: bytes) -> bytes:
+    ticket = confirmation.ticket
     attempt, request_id, address = ticket.attempt, ticket.request_id.encode(), ticket.receiver_address.encode()
     head = _CONFIRMATION.pack(
         attempt.hop,

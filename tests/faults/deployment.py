@@ -179,15 +179,18 @@ class Deployment:
         self.fleet.start(self.roles[process_id], process_id, *self.settings[process_id])
 
     async def _seen(self) -> None:
-        """Until gateways and planner use all workers: short requests find every decode worker again."""
+        """Until gateways and planner use all workers: short requests find every decode worker again, and a prefill
+        worker where there is one, without which the next prompt would stay where it is decoded."""
         used: set[str] = set()
+        of_role = {role: {name for name, own in self.roles.items() if own is role} for role in WORKERS}
         short = GenerateRequest(prompt_token_ids=(5,) * 20, max_tokens=1, timeout=20)
 
         async def all_used() -> bool:
             with contextlib.suppress(BatonError):
                 answer = await self.client.ask(short)
-                used.add(answer.choices[0].placement.decode_worker)
-            return {name for name, role in self.roles.items() if role is Role.DECODE} <= used
+                placement = answer.choices[0].placement
+                used.update((placement.decode_worker, placement.prefill_worker))
+            return of_role[Role.DECODE] <= used and (not of_role[Role.PREFILL] or bool(of_role[Role.PREFILL] & used))
 
         await self.fleet.until(all_used, "all decode workers are used")
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -43,6 +44,44 @@ def test_an_offer_is_read_as_it_was_written(chunk: KvChunk) -> None:
 @given(confirmations)
 def test_a_confirmation_is_read_as_it_was_written(confirmation: KvConfirmation) -> None:
     assert confirmation_of(packed(confirmation)) == confirmation
+
+
+TICKET = Ticket("r", Attempt(0, 0), "d:1", 2)
+OFFER = KvChunk(TICKET, 0, 2, b"", source=KvSource(7, (1, 2)))
+CONFIRMATION = KvConfirmation(TICKET, 0, 2)
+UNSAYABLE_TICKETS = [
+    replace(TICKET, request_id="half a character: \ud800"),
+    replace(TICKET, receiver_address="\udfff"),
+    replace(TICKET, attempt=Attempt(-1, 0)),
+    replace(TICKET, attempt=Attempt(0, 2**32)),
+    replace(TICKET, receiver_epoch=2**64),
+]
+
+
+@pytest.mark.parametrize("ticket", UNSAYABLE_TICKETS)
+def test_a_ticket_that_no_packet_can_say_is_packed_in_none(ticket: Ticket) -> None:
+    assert packed_offer(replace(OFFER, ticket=ticket)) is None
+    assert packed_confirmation(replace(CONFIRMATION, ticket=ticket)) is None
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        KvSource(7, (1, -1)),
+        KvSource(7, (1, 2**32)),
+        KvSource(2**64, (1, 2)),
+        KvSource(7, (1, 2), link=-1),
+        KvSource(7, (1, 2), "\ud800"),
+    ],
+)
+def test_a_source_that_no_packet_can_say_is_packed_in_none(source: KvSource) -> None:
+    assert packed_offer(replace(OFFER, source=source)) is None
+
+
+@pytest.mark.parametrize("count", [-1, 2**32])
+def test_a_number_of_blocks_that_no_packet_can_say_is_packed_in_none(count: int) -> None:
+    assert packed_offer(replace(OFFER, block_count=count)) is None
+    assert packed_confirmation(replace(CONFIRMATION, block_count=count)) is None
 
 
 @given(offers, st.data())

@@ -10,12 +10,14 @@ import pytest
 from baton.core.errors import BatonError, CorruptTransfer, InvalidRequest, PeerUnavailable, TransferRejected
 from baton.core.types import Attempt, KvChunk, KvConfirmation, KvFormat, KvHandshake, KvSource, Ticket
 from baton.rpc import packets
+from baton.rpc.packed import packed_offer
 from baton.rpc.packets import MAX_PACKET, PacketAnswers, PacketCalls, PacketReceiver, Packets
 from tests.gates import GENEROUS_SECONDS
 
 TICKET = Ticket("r1", Attempt(0, 1), "d:1", 2)
 CHUNK = KvChunk(TICKET, 3, 2, b"", (b"a" * 16, b"b" * 16), KvSource(7, (5, 9), "cuda-ipc"))
 CONFIRMATION = KvConfirmation(TICKET, 3, 2)
+HEAD_BYTES = 9  # kind and number
 
 
 @dataclass
@@ -116,6 +118,9 @@ def test_an_offer_goes_when_it_is_called_and_not_when_it_is_awaited() -> None:
         replace(CHUNK, pieces=(b"bytes",)),
         replace(CHUNK, format=KvFormat("float32", 16, 2, 1, 8)),
         replace(CHUNK, checksums=(b"a" * 15, b"b" * 17)),
+        replace(CHUNK, ticket=replace(TICKET, request_id="half a character: \ud800")),
+        replace(CHUNK, source=KvSource(7, (5, -1), "cuda-ipc")),
+        replace(CHUNK, block_count=2**32),
     ],
 )
 def test_what_packets_cannot_say_takes_the_usual_way(chunk: KvChunk) -> None:
@@ -205,6 +210,23 @@ def test_what_is_too_large_for_a_packet_takes_the_usual_way() -> None:
         await pair.short.offer(large)
         assert pair.usual.seen == [large]
         assert pair.receiver.seen == []
+
+    run(scenario)
+
+
+def test_a_packet_may_be_as_large_as_the_limit_and_no_larger() -> None:
+    def padded(size: int) -> KvChunk:
+        return replace(CHUNK, source=KvSource(7, (5, 9), "nccl", invitation=bytes(size)))
+
+    async def scenario(pair: Pair) -> None:
+        pair.receiver.gate.set()
+        least = packed_offer(padded(0))
+        assert least is not None
+        room = MAX_PACKET - HEAD_BYTES - len(least)
+        await pair.short.offer(padded(room))
+        await pair.short.offer(padded(room + 1))
+        assert pair.receiver.seen == [padded(room)]
+        assert pair.usual.seen == [padded(room + 1)]
 
     run(scenario)
 

@@ -80,6 +80,19 @@ def test_a_receiver_that_does_not_answer_there_is_told_as_usual() -> None:
     run(scenario)
 
 
+def test_nobody_waits_for_a_door_that_does_not_answer_though_its_worker_said_so() -> None:
+    async def scenario(sender: Worker, receiver: Worker) -> None:
+        usual = Recorder()
+        await sender.kv.outgoing.open(receiver.answer)
+        way = sender.kv.outgoing.receiver(answering(receiver), usual)
+        calls = [asyncio.ensure_future(way.offer(CHUNK)), asyncio.ensure_future(way.confirm(CONFIRMATION))]
+        ends = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(end) for end in ends] == [PeerUnavailable] * 2
+        assert usual.seen == []
+
+    run(scenario)
+
+
 def test_nobody_waits_for_a_receiver_whose_door_has_gone() -> None:
     async def scenario(sender: Worker, receiver: Worker) -> None:
         told = Recorder()
