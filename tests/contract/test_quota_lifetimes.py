@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import fakeredis
+import pytest
 
 from baton.core.clock import ManualClock
 from baton.core.types import Account, Delivered, Limits, ModelLimits
@@ -64,6 +66,20 @@ def test_a_claim_that_counts_no_month_leaves_a_month_that_others_count_alive() -
             for _ in range(2):
                 await keys.claim(account(organisation=Limits(requests_per_minute=9)))
                 assert await keys.seconds_left("organization:umbrella:") >= REST_OF_NOVEMBER - 120
+
+    run(body)
+
+
+@pytest.mark.parametrize("meanwhile", [Limits(concurrency=9), Limits(tokens_per_day=1000)], ids=["flow", "day"])
+def test_a_limit_of_a_month_that_is_lifted_and_set_again_finds_what_was_used_before(meanwhile: Limits) -> None:
+    month = replace(meanwhile, tokens_per_month=1000)
+
+    async def body(keys: Keys) -> None:
+        for limits in (month, meanwhile, month):
+            for _ in range(2):
+                keys.clock.advance(60)
+                await keys.claim(account(organisation=limits))
+                assert await keys.seconds_left("organization:umbrella:") >= REST_OF_NOVEMBER - 6 * 60
 
     run(body)
 

@@ -89,7 +89,7 @@ local function keep(counters, plan, others, lives)
       redis.call('SET', key, part .. others[position], 'PXAT', math.max(planned, lives[position], least))
     else
       redis.call('SETRANGE', key, '0', part)
-      if planned < least then
+      if planned < least and now / 1000 + redis.call('PTTL', key) < least then -- else for windows of other limits
         redis.call('PEXPIREAT', key, least)
       end
     end

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import re
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
@@ -21,7 +21,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from baton.core.errors import StateUnavailable
-from baton.state.redis_client import KeptConnection, Patience, while_heard, within
+from baton.state.redis_client import KeptConnection, Patience, while_heard
 
 NAMES = {  # and what each begins with
     "reserve": ("common", "ending", "debiting"),
@@ -51,7 +51,6 @@ class Scripts:
     """
 
     def __init__(self, client: Redis, patience: Patience) -> None:
-        self._client = client
         self._connection = KeptConnection(client)
         self._patience = patience
         folder = resources.files("baton.state.quota")
@@ -71,7 +70,7 @@ class Scripts:
 
         Raises StateUnavailable.
         """
-        command = _command(self._hashes[name], len(keys), *keys, *arguments)
+        command = _command(b"EVALSHA", self._hashes[name], len(keys), *keys, *arguments)
         call = _Call(name, command, asyncio.get_running_loop().create_future())
         self._waiting.append(call)
         if not self._is_sending:
@@ -124,13 +123,11 @@ class Scripts:
         self._waiting.clear()
 
     async def _send(self, batch: Sequence[_Call]) -> None:
-        answers = await self._answers(batch)
+        answers = await self._answers([call.command for call in batch])
         unknown = [at for at, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
         if unknown:
-            for name in {batch[at].name for at in unknown}:
-                load = self._client.script_load(self._texts[name])
-                await within(load, self._patience.silence, "load a quota script")
-            again = await self._answers([batch[at] for at in unknown])
+            await self._load({batch[at].name for at in unknown})
+            again = await self._answers([batch[at].command for at in unknown])
             for at, answer in zip(unknown, again, strict=True):
                 answers[at] = answer
         for call, answer in zip(batch, answers, strict=True):
@@ -141,16 +138,22 @@ class Scripts:
             else:
                 call.answer.set_result(answer)
 
-    async def _answers(self, batch: Sequence[_Call]) -> list[object]:
-        """Errors of single calls are among the answers."""
-        return await while_heard(partial(self._exchange, batch), self._patience, "quota")
+    async def _load(self, names: Iterable[str]) -> None:
+        """Over the same connection: the pool may have no other."""
+        for answer in await self._answers([_command(b"SCRIPT", b"LOAD", self._texts[name]) for name in names]):
+            if isinstance(answer, RedisError):
+                raise StateUnavailable(f"load a quota script: {answer}")
 
-    async def _exchange(self, batch: Sequence[_Call], heard: Callable[[], None]) -> list[object]:
+    async def _answers(self, commands: Sequence[bytes]) -> list[object]:
+        """Errors of single commands are among the answers."""
+        return await while_heard(partial(self._exchange, commands), self._patience, "quota")
+
+    async def _exchange(self, commands: Sequence[bytes], heard: Callable[[], None]) -> list[object]:
         """By a connection itself: the client's commands and pipelines would take as long as the script."""
         async with self._connection as connection:
             heard()  # the password was taken, if it is new
-            await connection.send_packed_command([call.command for call in batch], check_health=False)
-            return [await _answer(connection, heard) for _ in batch]
+            await connection.send_packed_command(commands, check_health=False)
+            return [await _answer(connection, heard) for _ in commands]
 
 
 def _with_constants(text: str) -> str:
@@ -162,11 +165,11 @@ def _with_constants(text: str) -> str:
     return _NAME.sub(lambda found: values.get(found[0], found[0]), _CONSTANTS.sub("", text))
 
 
-def _command(*arguments: str | int | bytes) -> bytes:
-    """An EVALSHA as the server reads it. The connection's own way of writing takes four times as long."""
-    parts = [b"*%d\r\n$7\r\nEVALSHA\r\n" % (len(arguments) + 1)]
-    for argument in arguments:
-        data = argument if isinstance(argument, bytes) else str(argument).encode()
+def _command(*words: str | int | bytes) -> bytes:
+    """As the server reads it. The connection's own way of writing takes four times as long."""
+    parts = [b"*%d\r\n" % len(words)]
+    for word in words:
+        data = word if isinstance(word, bytes) else str(word).encode()
         parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
     return b"".join(parts)
 

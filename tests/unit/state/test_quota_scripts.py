@@ -15,35 +15,39 @@ from baton.core.errors import StateUnavailable
 from baton.state.quota.scripts import BATCH, Scripts
 from baton.state.redis_client import Patience
 
+SECONDS = 20.0
 PREFIX = "baton:{umbrella}:quota:"
 KEYS = (f"{PREFIX}open",)
 
 
 class WatchedRedis(fakeredis.FakeAsyncRedis):
-    """Counts round trips; each waits until the server is ``answering``."""
+    """Counts round trips, each of which waits until the server is ``answering``; may refuse scripts' texts."""
 
     def __init__(self) -> None:
         self.answering = asyncio.Event()
         self.answering.set()
         self.batches: list[int] = []
+        self.takes_texts = True
         watch = self._watch
 
         class WatchedConnection(FakeAsyncRedisConnection):
             async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
-                await watch(b"".join(command).count(b"EVALSHA"))
-                await super().send_packed_command(command, check_health)
+                await super().send_packed_command([await watch(b"".join(command))], check_health)
 
         super().__init__(server=fakeredis.FakeServer(), protocol=2, connection_class=WatchedConnection)
 
-    async def _watch(self, calls: int) -> None:
-        if calls:
+    async def _watch(self, commands: bytes) -> bytes:
+        if calls := commands.count(b"EVALSHA"):
             self.batches.append(calls)
             await self.answering.wait()
+        return commands if self.takes_texts else commands.replace(b"LOAD", b"NONE")
 
 
 def run(body: Callable[[Scripts, WatchedRedis], Awaitable[None]], budget: float = 30.0) -> None:
+    """Whoever waits in vain fails: a budget is longer than ``SECONDS`` where it is not to end."""
+
     async def main() -> None:
-        async with WatchedRedis() as client:
+        async with WatchedRedis() as client, asyncio.timeout(SECONDS):
             await body(Scripts(client, Patience(budget, 30.0)), client)
 
     asyncio.run(main())
@@ -75,6 +79,23 @@ def test_a_server_that_knows_no_script_is_sent_it_once() -> None:
     run(body)
 
 
+def test_one_connection_is_enough_to_call_a_script_that_the_server_does_not_know() -> None:
+    async def body(scripts: Scripts, client: WatchedRedis) -> None:
+        client.connection_pool.max_connections = 1
+        assert await renew(scripts, "a") == [b"missing"]
+
+    run(body)
+
+
+def test_a_server_that_refuses_a_scripts_text_is_unavailable() -> None:
+    async def body(scripts: Scripts, client: WatchedRedis) -> None:
+        client.takes_texts = False
+        with pytest.raises(StateUnavailable, match="load a quota script"):
+            await renew(scripts, "a")
+
+    run(body)
+
+
 def test_whoever_waits_behind_a_batch_without_an_answer_fails_with_it() -> None:
     async def body(scripts: Scripts, client: WatchedRedis) -> None:
         client.answering.clear()
@@ -92,9 +113,8 @@ def test_a_bug_in_the_sending_leaves_nobody_waiting(caplog: pytest.LogCaptureFix
             raise LookupError("a bug")
 
         client.connection_pool.get_connection = broken  # type: ignore[method-assign]
-        async with asyncio.timeout(20):
-            calls = (renew(scripts, f"a{number}") for number in range(BATCH + 1))
-            failed = await asyncio.gather(*calls, return_exceptions=True)
+        calls = (renew(scripts, f"a{number}") for number in range(BATCH + 1))
+        failed = await asyncio.gather(*calls, return_exceptions=True)
         assert {type(error) for error in failed} == {StateUnavailable}
 
     run(body)
@@ -108,13 +128,12 @@ def test_a_server_that_answers_again_is_asked_again() -> None:
         with pytest.raises(StateUnavailable, match="quota renew"):
             await renew(scripts, "a")
         client.answering.set()
-        async with asyncio.timeout(20):
-            while True:
-                try:
-                    assert await renew(scripts, "b") == [b"missing"]
-                    break
-                except StateUnavailable:
-                    continue
+        while True:
+            try:
+                assert await renew(scripts, "b") == [b"missing"]
+                break
+            except StateUnavailable:
+                await asyncio.sleep(0)
 
     run(body, budget=0.5)
 
@@ -147,8 +166,7 @@ def test_a_lone_caller_that_leaves_leaves_the_others_an_answer() -> None:
         await asyncio.sleep(0)
         leaving.cancel()
         client.answering.set()
-        async with asyncio.timeout(20):
-            assert await asyncio.gather(*others) == [[b"missing"]] * 3
+        assert await asyncio.gather(*others) == [[b"missing"]] * 3
         assert leaving.cancelled()
         assert client.batches == [1, 3, 3], "what the server does not know yet is sent again"
 
