@@ -97,7 +97,7 @@ class KvReceiverApi(Protocol):
     def confirm(self, confirmation: KvConfirmation) -> Awaitable[None]:
         """The source was still pinned at the acknowledgement: only now are the blocks valid.
 
-        It may be on its way before this is awaited, as an offer.
+        Like an offer, it may be on its way before this is awaited.
         """
         ...
 

@@ -13,7 +13,7 @@ OLDEST_PROTOCOL_VERSION = 1  # N and N-1 work together, so that a fleet can be u
 RESLICE = "reslice"  # the speaker converts blocks of other sizes and shards
 LATE_CHECKSUMS = "late-checksums"  # the speaker takes checksums with the confirmation
 OFFER_STREAMS = "offer-streams"  # the speaker takes offers as bytes one after another, and late checksums of those
-LOCAL_PACKETS = "local-packets"  # the speaker answers at its door, as ``baton.rpc.packed`` writes offers
+LOCAL_PACKETS = "local-packets"  # the speaker takes offers and confirmations at its door (``baton.rpc.packed``)
 FEATURES = (RESLICE, LATE_CHECKSUMS, OFFER_STREAMS)
 UNMAPPED_FEATURES = (RESLICE, LATE_CHECKSUMS)  # of a worker whose engine is asked for every write to its pool
 

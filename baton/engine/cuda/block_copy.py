@@ -22,7 +22,7 @@ _BLOCK_BYTES = 2 * _ID_BYTES + 1  # of a table, for each block: both ids, and wh
 
 @dataclass(frozen=True, slots=True)
 class CopyTable:
-    """Which blocks go where, on the device: one run of bytes with room for so many blocks."""
+    """Which blocks go where, on the device: one run of bytes, with room for ``room`` blocks."""
 
     address: int
     room: int

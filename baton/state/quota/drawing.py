@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from baton.core.types import Account, Level, Limits, Metric
 from baton.state.quota.buckets import METRICS, Bucket, Scope, buckets_of
@@ -16,14 +17,23 @@ from baton.state.quota.claims import check_payer
 from baton.state.quota.keys import organisation_prefix
 from baton.state.quota.windows import MICROSECONDS, WindowKind, Windows
 
-# Of keys and models, the latest used. With all limits on three levels one takes 1.3 kB, so all of them 65 MB.
+# Of keys and models, the latest used. With all limits on three levels one takes 1.1 kB, and 1.5 where each key has
+# limits of its own, so all of them 75 MB at most.
 KNOWN_DRAWINGS = 50_000
-KNOWN_SHARED = 20_000  # of organisations, tenants and their models
+KNOWN_SCOPES = 20_000  # of organisations and tenants, with their models: several keys draw on them
 KNOWN_PLANS = 10_000  # of limits; one takes less than 1 kB
 NO_LIMIT = 2**53  # no total reaches it, and a double holds it
-# Milliseconds that counters live after a window's end, for refunds and readers that come late; and after a claim.
-WINDOW_KEPT, FLOW_KEPT = 120_000, 86_400_000
+WINDOW_KEPT = 120_000  # milliseconds that counters live after a window's end: refunds and readers come late
+FLOW_KEPT = 86_400_000  # the same after a claim, as the scripts have it: longer than any request is in progress
 _Zones = tuple[str, str]  # of organisation and tenant
+_Alike = tuple[_Zones, Limits, tuple[WindowKind, ...], bool, bool]  # what scopes with one plan have in common
+
+
+class PackedPlan(NamedTuple):
+    """In doubles, as the scripts explain them. ``drawn``: the windows that a reservation draws on, as it keeps them."""
+
+    plan: bytes
+    drawn: bytes
 
 
 class ScopePlan:
@@ -32,24 +42,25 @@ class ScopePlan:
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket  # any one of those it is for
         self._windows: Windows | None = None
-        self._packed = b"", b""
+        self._packed = PackedPlan(b"", b"")
 
-    def within(self, windows: Windows) -> tuple[bytes, bytes]:
-        """Its part of the plan, and of the windows drawn on, in doubles as the scripts explain them."""
+    def packed(self, windows: Windows) -> PackedPlan:
+        """The scope's part of both."""
         if self._windows is not windows:
             self._packed, self._windows = self._pack(windows), windows
         return self._packed
 
-    def _pack(self, windows: Windows) -> tuple[bytes, bytes]:
+    def _pack(self, windows: Windows) -> PackedPlan:
         bucket = self._bucket
         kinds, has_flow = bucket.kinds, int(bucket.has_flow)
         ids = [windows.ids[bucket.place(kind)] for kind in kinds]
-        numbers = [len(kinds), has_flow, *_flow_limits(bucket), _lives(bucket, windows), *_minute_limits(bucket.limits)]
+        live_until, minute = _live_until(bucket, windows), _minute_limits(bucket.limits)
+        numbers = [len(kinds), has_flow, *_flow_limits(bucket), live_until, *minute]
         for kind, window_id in zip(kinds, ids, strict=True):
             metric = METRICS[kind][-1]
             limit = bucket.limits.of(metric)
             numbers += (window_id, _enforced(bucket.limits, metric, limit), bucket.alert_limit(kind) or 0)
-        return _doubles(*numbers), _doubles(has_flow, len(ids), *ids)
+        return PackedPlan(_doubles(*numbers), _doubles(has_flow, len(ids), *ids))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +87,10 @@ class Drawing:
     def buckets(self) -> tuple[Bucket, ...]:
         return tuple([scope.bucket for scope in self.scopes])
 
-    def within(self, windows: Windows) -> tuple[bytes, bytes]:
-        """The plan of all its scopes, and the windows that a reservation draws on."""
-        parts = [scope.plan.within(windows) for scope in self.scopes]
-        return b"".join([plan for plan, _ in parts]), b"".join([drawn for _, drawn in parts])
+    def packed(self, windows: Windows) -> PackedPlan:
+        """Of all its scopes."""
+        parts = [scope.plan.packed(windows) for scope in self.scopes]
+        return PackedPlan(b"".join([plan for plan, _ in parts]), b"".join([drawn for _, drawn in parts]))
 
 
 class Drawings:
@@ -88,8 +99,8 @@ class Drawings:
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
         self._known: OrderedDict[tuple[str, str], Drawing] = OrderedDict()
-        self._shared: dict[tuple[str, _Zones, Scope], DrawnScope] = {}  # by several keys
-        self._plans: dict[tuple[object, ...], ScopePlan] = {}
+        self._scopes: dict[tuple[str, _Zones, Scope], DrawnScope] = {}
+        self._plans: dict[_Alike, ScopePlan] = {}
 
     def of(self, account: Account, model: str) -> Drawing:
         """InvalidRequest for names that no key may have."""
@@ -118,16 +129,16 @@ class Drawings:
 
     def _scope(self, organisation: str, zones: _Zones, bucket: Bucket) -> DrawnScope:
         where = (organisation, zones, bucket.scope)
-        known = self._shared.get(where)
+        known = self._scopes.get(where)
         if known is not None and known.bucket == bucket:
             return known
         name = bucket.scope.name
         key = organisation_prefix(self._namespace, organisation) + name
         made = DrawnScope(bucket, key, (organisation, name), self._plan(zones, bucket))
         if bucket.scope.level is not Level.KEY:
-            if len(self._shared) >= KNOWN_SHARED:
-                self._shared.clear()
-            self._shared[where] = made
+            if len(self._scopes) >= KNOWN_SCOPES:
+                self._scopes.clear()
+            self._scopes[where] = made
         return made
 
     def _plan(self, zones: _Zones, bucket: Bucket) -> ScopePlan:
@@ -150,8 +161,8 @@ def _doubles(*numbers: int) -> bytes:
     return struct.pack(f"<{len(numbers)}d", *numbers)
 
 
-def _lives(bucket: Bucket, windows: Windows) -> int:
-    """Until when counters live at least that are written in these windows, Unix milliseconds; 0: as long as any.
+def _live_until(bucket: Bucket, windows: Windows) -> int:
+    """Until when counters live at least that are written in these windows, Unix milliseconds; 0 where there is none.
 
     A scope that counts the minute is written anew in each; as long as it lasts, nobody need prolong the scope's life.
     """

@@ -44,12 +44,12 @@ local function ending()
           counters[place + 2] = other_input > 0 and input + other_input or input
           counters[place + 3] = other_output > 0 and output + other_output or output
           counters[place + 4], counters[place + 5], counters[place + 6] = requests, input, output
-          local limit, tokens = counters[place + 7], input + output
+          local limit, tokens, percent = counters[place + 7], input + output, 0
           if limit > 0 and tokens * 2 >= limit then
-            local percent = tokens >= limit and 100 or tokens * 100 >= limit * 80 and 80 or 50
-            if percent > counters[place + 8] then
-              warn(keys[position], counters, place, percent)
-            end
+            percent = tokens >= limit and 100 or tokens * 100 >= limit * 80 and 80 or 50
+          end
+          if percent > counters[place + 8] then
+            warn(keys[position], counters, place, percent)
           end
           next_place = place + WINDOW
         end

@@ -42,20 +42,19 @@ from baton.state.redis_client import Patience, within
 
 DUE_AT_ONCE = 100  # leases that one call ends: a script holds up the server
 ATTEMPTS = 3  # a window may end between two of them, not between three
+REFUSED, TAKEN, IN_USE, ELSEWHEN, ENDED = 1, 2, 3, 4, 5  # answers of ``reserve`` but for 0: granted
+CHARGED = (SettleOutcome.SETTLED, SettleOutcome.ALREADY, SettleOutcome.SUPERSEDED)  # by the answer of ``charge``
+# Doubles in the scripts' arguments and answers, as the scripts explain them.
+_CLAIM = struct.Struct("<6d")
+_CHARGE = struct.Struct("<7d")
+_CHARGE_IN_TIME = struct.Struct("<9d")
+_STATUS_AND_NOW = struct.Struct("<2d")
+
 Listener = Callable[[Standing], None]
 
 
 def nobody(_: Standing) -> None:
     pass
-
-
-# Doubles in the scripts' arguments and answers, as the scripts explain them.
-REFUSED, TAKEN, IN_USE, ELSEWHEN, ENDED = 1, 2, 3, 4, 5
-CHARGED = (SettleOutcome.SETTLED, SettleOutcome.ALREADY, SettleOutcome.SUPERSEDED)
-_CLAIM = struct.Struct("<6d")
-_CHARGE = struct.Struct("<7d")
-_CHARGE_IN_TIME = struct.Struct("<9d")
-_STATUS_AND_NOW = struct.Struct("<2d")
 
 
 class SharedQuota:
@@ -154,12 +153,12 @@ class SharedQuota:
         return CHARGED[status]
 
     async def _timely(
-        self, script: str, claim: QuotaClaim, numbers: Callable[[tuple[int, int]], bytes], *more: str
+        self, script: str, claim: QuotaClaim, head: Callable[[tuple[int, int]], bytes], *more: str
     ) -> tuple[int, Standing]:
         """Call a script with windows that hold the server's time: the status, and what else its answer tells.
 
-        ``numbers`` makes the beginning of the plan, of the seconds between which the windows hold; ``more`` are the
-        last arguments.
+        ``head`` makes the beginning of the plan, of the seconds between which the windows hold; ``more`` are the last
+        arguments.
         """
         account, prices = claim.account, claim.prices
         drawing, member = self._drawings.of(account, claim.model), check_request(claim)
@@ -168,8 +167,8 @@ class SharedQuota:
         about = f"{prices.input} {prices.cached} {prices.output} {prices.joule}\n{drawing.about}"
         for _ in range(ATTEMPTS):
             windows = self._windows(account, self._now())
-            plan, drawn = drawing.within(windows)
-            arguments = (claim.owner, about, numbers(windows.seconds) + plan, drawn, *more)
+            plan, drawn = drawing.packed(windows)
+            arguments = (claim.owner, about, head(windows.seconds) + plan, drawn, *more)
             reply = cast(bytes, await self._scripts.call(script, keys, *arguments))
             status, now = map(int, _STATUS_AND_NOW.unpack_from(reply))
             self._server_ahead = now - round(self._clock.wall() * MICROSECONDS)

@@ -13,7 +13,7 @@ from baton.state.quota.drawing import Drawing
 from baton.state.quota.verdict import balances_in_row
 from baton.state.quota.windows import Windows
 
-COUNTERS = 5  # where they begin in an answer: after status, now, and the cost
+_COUNTERS_AT = 5  # where they begin in an answer: after status, now, and the cost
 _NOTHING = struct.pack("<2d", 0, 0)
 
 
@@ -29,16 +29,17 @@ class Standing:
     @property
     def cost(self) -> Cost:
         """What the claim comes to."""
-        return Cost(*numbers_of(self._reply)[2:COUNTERS])
+        return Cost(*_numbers(self._reply)[2:_COUNTERS_AT])
 
     @property
     def row(self) -> tuple[float, ...]:
-        """The counters of each bucket's windows, whole numbers."""
-        return struct.unpack_from(f"<{len(self._reply) // 8 - COUNTERS}d", self._reply, 8 * COUNTERS)
+        """The counters of all buckets as the scripts have them (``in_row``), whole numbers."""
+        return struct.unpack_from(f"<{len(self._reply) // 8 - _COUNTERS_AT}d", self._reply, 8 * _COUNTERS_AT)
 
     @cached_property
     def counters(self) -> list[Counters]:
-        numbers, found, at = numbers_of(self._reply), list[Counters](), COUNTERS
+        """The same, bucket by bucket."""
+        numbers, found, at = _numbers(self._reply), list[Counters](), _COUNTERS_AT
         for bucket in self.drawing.buckets:
             flow = FlowCounters(numbers[at], numbers[at + 1])
             at += FLOW
@@ -80,13 +81,13 @@ class StandingBalances(Sequence[QuotaBalance]):
         return repr(self._all)
 
 
-def numbers_of(text: bytes) -> list[int]:
+def _numbers(text: bytes) -> list[int]:
     return list(map(int, struct.unpack(f"<{len(text) // 8}d", text)))
 
 
 def stored_counters(value: bytes | None, bucket: Bucket, windows: Windows) -> Counters:
-    """From a key, in which other windows may stand before the current ones."""
-    numbers = numbers_of(value or _NOTHING)
+    """From a key, whose windows may have any order, and some of which may be over."""
+    numbers = _numbers(value or _NOTHING)
     places = {numbers[at]: at for at in range(FLOW, len(numbers), WINDOW)}
     current = [places.get(windows.ids[bucket.place(kind)]) for kind in bucket.kinds]
     counted = (WindowCounters() if at is None else _window_counters(numbers, at) for at in current)

@@ -75,10 +75,11 @@ async def echo(kept: KeptConnection, *words: bytes) -> list[bytes]:
 
 
 Body = Callable[[KeptConnection, EchoServer, Redis], Awaitable[None]]
+Run = Callable[[Body], None]
 
 
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Callable[[Body], None]:
+def run(request: pytest.FixtureRequest) -> Run:
     async def main(body: Body) -> None:
         async with kept() as world:
             await body(*world)
@@ -88,9 +89,6 @@ def run(request: pytest.FixtureRequest) -> Callable[[Body], None]:
             runner.run(main(body))
 
     return in_loop
-
-
-Run = Callable[[Body], None]
 
 
 def test_exchanges_share_a_connection(run: Run) -> None:

@@ -24,7 +24,7 @@ def account(key: str = "k", limits: Limits = ALL) -> Account:
 
 
 def plan_of(drawing: Drawing) -> bytes:
-    return drawing.within(NOW)[0]
+    return drawing.packed(NOW).plan
 
 
 def test_a_plan_is_made_once_for_an_account() -> None:
