@@ -15,7 +15,7 @@ from baton.core.errors import InvalidRequest
 from baton.core.types import Attempt, KvChunk, KvConfirmation, KvSource, Ticket
 
 CHECKSUM_BYTES = 16
-_UINT32 = "I"
+_UINT32 = "I"  # in this machine's byte order, which both ends have
 _UNSAYABLE = (struct.error, OverflowError, UnicodeEncodeError)  # a number out of range, or half a character
 
 # Hop, retry, receiver's epoch; first block, how many; lengths of request id, receiver's address and checksums.
@@ -67,23 +67,22 @@ def offer_of(packed: bytes) -> KvChunk:
         head = _OFFER.unpack_from(packed)
         hop, retry, receiver, first, count, id_size, address_size, checksum_size = head[:8]
         epoch, link, number, transport_size, invitation_size, late_size, ids_size = head[8:]
-        address = _OFFER.size + id_size
-        checksums = address + address_size
-        transport = checksums + checksum_size
-        invitation = transport + transport_size
-        late = invitation + invitation_size
-        ids = late + late_size
-        _require_end(packed, ids + ids_size)
-        numbers = array(_UINT32, packed[ids:])
-        ticket = Ticket(
-            packed[_OFFER.size : address].decode(), Attempt(hop, retry), packed[address:checksums].decode(), receiver
-        )
-        name = packed[transport:invitation].decode()
-        source = KvSource(epoch, tuple(numbers), name, link, number, packed[invitation:late])
-        given = _checksums(packed[checksums:transport])
+        address_at = _OFFER.size + id_size
+        checksums_at = address_at + address_size
+        transport_at = checksums_at + checksum_size
+        invitation_at = transport_at + transport_size
+        late_at = invitation_at + invitation_size
+        ids_at = late_at + late_size
+        _require_end(packed, ids_at + ids_size)
+        blocks = tuple(array(_UINT32, packed[ids_at:]))
+        request_id, address = packed[_OFFER.size : address_at].decode(), packed[address_at:checksums_at].decode()
+        transport, invitation = packed[transport_at:invitation_at].decode(), packed[invitation_at:late_at]
+        checksums = _checksums(packed[checksums_at:transport_at])
     except (struct.error, ValueError) as error:
         raise InvalidRequest(f"packet: {len(packed)} bytes are no offer: {error}") from error
-    return KvChunk(ticket, first, count, b"", given, source, late_checksums=packed[late:ids])
+    ticket = Ticket(request_id, Attempt(hop, retry), address, receiver)
+    source = KvSource(epoch, blocks, transport, link, number, invitation)
+    return KvChunk(ticket, first, count, b"", checksums, source, late_checksums=packed[late_at:ids_at])
 
 
 def packed_confirmation(confirmation: KvConfirmation) -> bytes | None:
@@ -116,14 +115,14 @@ def confirmation_of(packed: bytes) -> KvConfirmation:
     try:
         head = _CONFIRMATION.unpack_from(packed)
         hop, retry, receiver, first, count, id_size, address_size, checksum_size = head
-        address = _CONFIRMATION.size + id_size
-        checksums = address + address_size
-        _require_end(packed, checksums + checksum_size)
-        request_id, receiver_address = packed[_CONFIRMATION.size : address].decode(), packed[address:checksums].decode()
-        given = _checksums(packed[checksums:])
+        address_at = _CONFIRMATION.size + id_size
+        checksums_at = address_at + address_size
+        _require_end(packed, checksums_at + checksum_size)
+        request_id, address = packed[_CONFIRMATION.size : address_at].decode(), packed[address_at:checksums_at].decode()
+        checksums = _checksums(packed[checksums_at:])
     except (struct.error, ValueError) as error:
         raise InvalidRequest(f"packet: {len(packed)} bytes are no confirmation: {error}") from error
-    return KvConfirmation(Ticket(request_id, Attempt(hop, retry), receiver_address, receiver), first, count, given)
+    return KvConfirmation(Ticket(request_id, Attempt(hop, retry), address, receiver), first, count, checksums)
 
 
 def _require_end(packed: bytes, end: int) -> None:

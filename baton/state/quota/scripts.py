@@ -47,7 +47,7 @@ class Scripts:
     """Called by hash; a server that does not know one (it restarted) is sent the text.
 
     A batch whose answers stop coming for ``patience.silence``, or take ``patience.longest`` in all, fails, and all that
-    waited behind it: nobody waits in vain for his own turn. A server that is only slow is waited for.
+    waited behind it: nobody waits in vain for its own turn. A server that is only slow is waited for.
     """
 
     def __init__(self, client: Redis, patience: Patience) -> None:
