@@ -127,6 +127,18 @@ def test_an_exchange_that_fails_ends_the_connection(run: Run) -> None:
     run(body)
 
 
+def test_what_ends_is_given_back_to_the_pool(run: Run) -> None:
+    async def body(kept: KeptConnection, server: EchoServer, client: Redis) -> None:
+        client.connection_pool.max_connections = 1
+        for _ in range(3):
+            with suppress(LookupError):
+                async with kept:
+                    raise LookupError
+        assert await echo(kept, b"mine") == [b"mine"]
+
+    run(body)
+
+
 def test_what_nobody_asked_for_is_nobodys_answer(run: Run) -> None:
     async def body(kept: KeptConnection, server: EchoServer, client: Redis) -> None:
         await echo(kept, b"a")

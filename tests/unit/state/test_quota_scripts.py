@@ -102,9 +102,25 @@ def test_whoever_waits_behind_a_batch_without_an_answer_fails_with_it() -> None:
         calls = (renew(scripts, f"a{number}") for number in range(3 * BATCH))
         failed = await asyncio.gather(*calls, return_exceptions=True)
         assert {type(error) for error in failed} == {StateUnavailable}
-        assert client.batches == [BATCH], "nobody was sent after the first batch"
+        client.answering.set()
+        assert await renew(scripts, "later") == [b"missing"]
+        assert client.batches == [BATCH, 1, 1], "nobody was sent after the first batch; the last one with its script"
 
-    run(body, budget=0.02)
+    run(body, budget=0.2)
+
+
+def test_a_caller_that_left_a_batch_without_an_answer_leaves_the_others_their_failure() -> None:
+    async def body(scripts: Scripts, client: WatchedRedis) -> None:
+        client.answering.clear()
+        calls = [asyncio.create_task(renew(scripts, f"a{number}")) for number in range(3)]
+        while not client.batches:
+            await asyncio.sleep(0)
+        calls[0].cancel()
+        left, *failed = await asyncio.gather(*calls, return_exceptions=True)
+        assert isinstance(left, asyncio.CancelledError)
+        assert [str(error) for error in failed] == ["quota renew: quota: Redis did not answer within 200 ms"] * 2
+
+    run(body, budget=0.2)
 
 
 def test_a_bug_in_the_sending_leaves_nobody_waiting(caplog: pytest.LogCaptureFixture) -> None:
@@ -142,8 +158,8 @@ def test_a_caller_that_leaves_takes_nobody_with_it() -> None:
     async def body(scripts: Scripts, client: WatchedRedis) -> None:
         client.answering.clear()
         calls = [asyncio.create_task(renew(scripts, f"a{number}")) for number in range(BATCH + 2)]
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        while not client.batches:
+            await asyncio.sleep(0)
         for leaving in (0, BATCH):  # one under way, one that still waits
             calls[leaving].cancel()
         client.answering.set()
