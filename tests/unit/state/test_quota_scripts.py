@@ -28,11 +28,16 @@ class WatchedRedis(fakeredis.FakeAsyncRedis):
         self.answering.set()
         self.batches: list[int] = []
         self.takes_texts = True
-        watch = self._watch
+        self.seconds_an_answer = 0.0
+        watch, pause = self._watch, self._pause
 
         class WatchedConnection(FakeAsyncRedisConnection):
             async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
                 await super().send_packed_command([await watch(b"".join(command))], check_health)
+
+            async def read_response(self, *arguments: Any, **options: Any) -> Any:
+                await pause()
+                return await super().read_response(*arguments, **options)
 
         super().__init__(server=fakeredis.FakeServer(), protocol=2, connection_class=WatchedConnection)
 
@@ -41,6 +46,9 @@ class WatchedRedis(fakeredis.FakeAsyncRedis):
             self.batches.append(calls)
             await self.answering.wait()
         return commands if self.takes_texts else commands.replace(b"LOAD", b"NONE")
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(self.seconds_an_answer)
 
 
 def run(body: Callable[[Scripts, WatchedRedis], Awaitable[None]], budget: float = 30.0) -> None:
@@ -94,6 +102,16 @@ def test_a_server_that_refuses_a_scripts_text_is_unavailable() -> None:
             await renew(scripts, "a")
 
     run(body)
+
+
+def test_a_slow_server_that_goes_on_answering_is_waited_for_beyond_one_silence() -> None:
+    async def body(scripts: Scripts, client: WatchedRedis) -> None:
+        await renew(scripts, "first")
+        client.seconds_an_answer = 0.15
+        answers = await asyncio.gather(*(renew(scripts, f"a{number}") for number in range(10)))
+        assert answers == [[b"missing"]] * 10, "ten answers take three silences"
+
+    run(body, budget=0.5)
 
 
 def test_whoever_waits_behind_a_batch_without_an_answer_fails_with_it() -> None:
