@@ -152,20 +152,25 @@ class TransferBench:
 
     async def overlap(self, name: str, repeats: int) -> dict[str, Any]:
         """What the hand-over of a prompt of ``CHUNKS`` chunks adds to its first token: the time from that token to the
-        last confirmation. Beside it, the time that handing over one chunk takes by itself."""
+        last confirmation. Beside it, what that of a prompt of one chunk adds, and the time that handing over one chunk
+        takes by itself, long after it was computed, when caches and cores are free."""
         added: list[float] = []
+        single: list[float] = []
         alone: list[float] = []
         async with computed(self._engine, self._step_tokens) as chunk:
             for turn in range(repeats):
                 alone.append(await self._hand_over(name, chunk, self._step_tokens))
-                added.append(await self._streamed(name, CHUNKS * self._step_tokens, salt=1 + turn))
-        added_ms, chunk_ms = 1000 * statistics.median(added), 1000 * statistics.median(alone)
+                single.append(await self._streamed(name, self._step_tokens, salt=1 + turn))
+                added.append(await self._streamed(name, CHUNKS * self._step_tokens, salt=1 + repeats + turn))
+        added_ms, single_ms, chunk_ms = (1000 * statistics.median(taken) for taken in (added, single, alone))
         return {
             "transport": name,
             "tokens": CHUNKS * self._step_tokens,
             "chunks": CHUNKS,
             "added_ms": round(added_ms, 3),
+            "one_chunk_added_ms": round(single_ms, 3),
             "chunk_ms": round(chunk_ms, 3),
+            "added_one_chunk_times": round(added_ms / single_ms, 3),
             "added_chunk_times": round(added_ms / chunk_ms, 3),
         }
 
