@@ -41,10 +41,9 @@ LANES = (
 )
 
 
-def block_keys(first_ordinal: int, count: int) -> NDArray[np.uint64]:
-    """[count, lanes]: the key of each block's first word, by the block's place in its sequence."""
-    numbers = [2 * (first_ordinal + index) + lane for index in range(count) for lane in range(len(LANES))]
-    return np.array([_scrambled(number + 1) for number in numbers], np.uint64).reshape(count, len(LANES))
+def block_keys(ordinal: int) -> NDArray[np.uint64]:
+    """[lanes]: the keys of a block's first word, by the block's place in its sequence."""
+    return np.array([_scrambled(len(LANES) * ordinal + lane + 1) for lane in range(len(LANES))], np.uint64)
 
 
 def block_digest(block: bytes | memoryview, ordinal: int, layout: KvFormat, filled: int, *, is_strong: bool) -> bytes:
@@ -53,7 +52,7 @@ def block_digest(block: bytes | memoryview, ordinal: int, layout: KvFormat, fill
     A word's position counts from the block's beginning, whether slots before it are filled or not.
     """
     words = np.frombuffer(block, np.uint64)
-    keys = block_keys(ordinal, 1)[0]
+    keys = block_keys(ordinal)
     positions = np.arange(words.size, dtype=np.uint64)
     if filled != layout.block_size:
         run = words.size // (layout.layers * 2 * layout.kv_heads)
