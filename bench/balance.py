@@ -73,6 +73,11 @@ class TimedRunner:
         self._clock = clock
         self._parts: Sequence[Part] = ()
 
+    def while_waiting(self, look: Callable[[], None]) -> None: ...
+
+    def has_filled(self) -> bool:
+        return False
+
     def launch(self, parts: Sequence[Part]) -> None:
         self._parts = parts
 

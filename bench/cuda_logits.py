@@ -70,7 +70,7 @@ def all_logits(runner: CudaRunner, parts: Sequence[Part]) -> torch.Tensor:
         rows = StepRows(
             arrays.token_ids[:count], arrays.sources[:count], arrays.positions[:count], arrays.slots[:count]
         )
-        hidden = m.decoder.hidden(rows, m.pool, runner._attend_whole(packed, staged)).clone()
+        hidden = m.decoder.hidden(rows, m.pool, runner._attend_whole(packed, staged, runner._slots[0])).clone()
         pieces = [m.decoder.logits(piece).float() for piece in hidden.split(m.decoder.logit_rows)]
     torch.cuda.synchronize()
     logits, firsts = torch.cat(pieces), packed.first_row.tolist()

@@ -51,6 +51,11 @@ class NullRunner:
     def launch(self, parts: Sequence[Part]) -> None:
         self._results.append(StepResult([7 if part.draw is not None else None for part in parts], {}))
 
+    def while_waiting(self, look: Callable[[], None]) -> None: ...
+
+    def has_filled(self) -> bool:
+        return False
+
     def collect(self) -> StepResult:
         return self._results.popleft()
 

@@ -239,6 +239,8 @@ class _Counting:
         self.total_blocks = runner.total_blocks
         self.steps_ahead = runner.steps_ahead
         self.collect = runner.collect
+        self.while_waiting = runner.while_waiting
+        self.has_filled = runner.has_filled
         self.forget = runner.forget
         self.read_blocks = runner.read_blocks
         self.write_blocks = runner.write_blocks

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import uvloop
@@ -27,7 +27,7 @@ import uvloop
 from baton.cli.subcommands import integer
 from baton.cli.terminal import say, table
 from baton.core.api import PrefillRun
-from baton.core.clock import SystemClock
+from baton.core.clock import Clock, SystemClock
 from baton.core.errors import ConfigError
 from baton.core.memory import keep_large_buffers
 from baton.core.streams import closing
@@ -69,19 +69,15 @@ class TransferPlan:
     command: str
 
 
-class ComputedRun:
-    """A prefill that has been computed: all of its blocks are filled from the beginning. Satisfies ``PrefillRun``."""
+class RunAround:
+    """A prefill whose ``filled`` is told in another way. Satisfies ``PrefillRun`` with one."""
 
-    def __init__(self, run: PrefillRun, blocks: FilledBlocks) -> None:
+    def __init__(self, run: PrefillRun) -> None:
         self._run = run
-        self._blocks = blocks
 
     @property
     def cached_tokens(self) -> int:
         return self._run.cached_tokens
-
-    async def filled(self) -> AsyncIterator[FilledBlocks]:
-        yield self._blocks
 
     async def read_blocks(self, first_block: int, block_count: int) -> bytes:
         return await self._run.read_blocks(first_block, block_count)
@@ -99,6 +95,33 @@ class ComputedRun:
 
     async def first_token(self) -> FirstToken:
         return await self._run.first_token()
+
+
+class ComputedRun(RunAround):
+    """A prefill that has been computed: all of its blocks are filled from the beginning."""
+
+    def __init__(self, run: PrefillRun, blocks: FilledBlocks) -> None:
+        super().__init__(run)
+        self._blocks = blocks
+
+    async def filled(self) -> AsyncIterator[FilledBlocks]:
+        yield self._blocks
+
+
+class ClockedRun(RunAround):
+    """A prefill that is being computed. ``filled_at``: when it was last told of blocks."""
+
+    filled_at = 0.0
+
+    def __init__(self, run: PrefillRun, clock: Clock) -> None:
+        super().__init__(run)
+        self._clock = clock
+
+    async def filled(self) -> AsyncIterator[FilledBlocks]:
+        async with closing(self._run.filled()) as filled:
+            async for blocks in filled:
+                self.filled_at = self._clock.now()
+                yield blocks
 
 
 @asynccontextmanager
@@ -119,6 +142,13 @@ class Memcpy:
 
     async def __call__(self) -> None:
         np.copyto(self._target, self._source)
+
+
+class Tail(NamedTuple):
+    """Seconds from a prompt's last blocks to its first token, and to the last of that and the confirmation."""
+
+    token: float
+    whole: float
 
 
 class TransferBench:
@@ -151,41 +181,58 @@ class TransferBench:
         return _summary(tokens, size, seconds)
 
     async def overlap(self, name: str, repeats: int) -> dict[str, Any]:
-        """What the hand-over of a prompt of ``CHUNKS`` chunks adds to its first token: the time from that token to the
-        last confirmation. Beside it, what that of a prompt of one chunk adds, and the time that handing over one chunk
-        takes by itself, long after it was computed, when caches and cores are free."""
-        added: list[float] = []
-        single: list[float] = []
+        """What the hand-over of a prompt of ``CHUNKS`` chunks adds to its first token, in time from the last chunk's
+        blocks being there: to the last of confirmation and token, and without a hand-over to the token. Beside it, the
+        time that handing over one chunk takes by itself, long after it was computed, when caches and cores are free."""
+        tails: list[Tail] = []
+        plain: list[float] = []
         alone: list[float] = []
+        tokens = CHUNKS * self._step_tokens
         async with computed(self._engine, self._step_tokens) as chunk:
             for turn in range(repeats):
                 alone.append(await self._hand_over(name, chunk, self._step_tokens))
-                single.append(await self._streamed(name, self._step_tokens, salt=1 + turn))
-                added.append(await self._streamed(name, CHUNKS * self._step_tokens, salt=1 + repeats + turn))
-        added_ms, single_ms, chunk_ms = (1000 * statistics.median(taken) for taken in (added, single, alone))
+                plain.append(await self._unshipped(tokens, salt=1 + turn))
+                tails.append(await self._streamed(name, tokens, salt=1 + repeats + turn))
+        whole, token, bare, chunk_ms = (
+            1000 * statistics.median(taken)
+            for taken in ([tail.whole for tail in tails], [tail.token for tail in tails], plain, alone)
+        )
         return {
             "transport": name,
-            "tokens": CHUNKS * self._step_tokens,
+            "tokens": tokens,
             "chunks": CHUNKS,
-            "added_ms": round(added_ms, 3),
-            "one_chunk_added_ms": round(single_ms, 3),
+            "token_ms": round(bare, 3),
+            "token_beside_hand_over_ms": round(token, 3),
+            "whole_ms": round(whole, 3),
+            "added_ms": round(whole - bare, 3),
             "chunk_ms": round(chunk_ms, 3),
-            "added_one_chunk_times": round(added_ms / single_ms, 3),
-            "added_chunk_times": round(added_ms / chunk_ms, 3),
+            "added_chunk_times": round((whole - bare) / chunk_ms, 3),
         }
 
-    async def _streamed(self, name: str, tokens: int, *, salt: int) -> float:
-        """Seconds from the first token of a prompt that is being computed to the end of its hand-over."""
+    async def _streamed(self, name: str, tokens: int, *, salt: int) -> Tail:
+        """The end of a prompt that is handed over while it is computed."""
         sender = self._senders[name]
         async with self._other.ticket(tokens) as ticket:
             await sender.connect(ticket)
-            async with self._engine.prefill(request_of(tokens, salt)) as run, asyncio.TaskGroup() as group:
+            async with self._engine.prefill(request_of(tokens, salt)) as plain, asyncio.TaskGroup() as group:
+                run = ClockedRun(plain, self._clock)
                 drawn = group.create_task(self._first_token_at(run))
                 await sender.ship(ticket, run, 0)
                 ended = self._clock.now()
-        return max(0.0, ended - drawn.result())
+        token = drawn.result()
+        return Tail(token - run.filled_at, max(ended, token) - run.filled_at)
 
-    async def _first_token_at(self, run: PrefillRun) -> float:
+    async def _unshipped(self, tokens: int, *, salt: int) -> float:
+        """Seconds from the last blocks to the first token where nothing is handed over."""
+        async with self._engine.prefill(request_of(tokens, salt)) as plain, asyncio.TaskGroup() as group:
+            run = ClockedRun(plain, self._clock)
+            drawn = group.create_task(self._first_token_at(run))
+            async with closing(run.filled()) as filled:
+                async for _ in filled:
+                    pass
+        return drawn.result() - run.filled_at
+
+    async def _first_token_at(self, run: RunAround) -> float:
         await run.first_token()
         return self._clock.now()
 

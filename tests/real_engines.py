@@ -114,6 +114,12 @@ class RunnerAround:
     def launch(self, parts: Sequence[Part]) -> None:
         self._inner.launch(parts)
 
+    def while_waiting(self, look: Callable[[], None]) -> None:
+        self._inner.while_waiting(look)
+
+    def has_filled(self) -> bool:
+        return self._inner.has_filled()
+
     def collect(self) -> StepResult:
         return self._inner.collect()
 

@@ -55,6 +55,9 @@ class ShardedRunner(RunnerAround):
         self._parts = [part._replace(blocks=list(part.blocks)) for part in parts]
         self._inner.launch(parts)
 
+    def has_filled(self) -> bool:
+        return False  # the shards' pools are filled at the end
+
     def collect(self) -> StepResult:
         result, size = self._inner.collect(), self.card.format.block_size
         for part in self._parts:

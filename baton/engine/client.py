@@ -29,9 +29,9 @@ from baton.engine.messages import (
     Admitted,
     Answered,
     Attach,
+    BlockReport,
     BlocksRead,
     Command,
-    CopyReport,
     Detach,
     Event,
     Failed,
@@ -199,8 +199,8 @@ class EngineClient:
             self._on_end(self._end or "the engine was closed")
             self._ended.set()
 
-    def _on_report(self, report: StepReport | CopyReport) -> None:
-        if isinstance(report, CopyReport):
+    def _on_report(self, report: StepReport | BlockReport) -> None:
+        if isinstance(report, BlockReport):
             for event in report.events:
                 self._on_event(event)
             return
@@ -235,10 +235,11 @@ class EngineClient:
         match event:
             case Admitted():
                 call.admit(event)
-            case Filled(_, blocks):
+            case Filled(_, blocks, is_last):
                 call.filled.put(blocks)
+                if is_last:
+                    call.filled.close()
             case First(_, first):
-                call.filled.close()
                 call.first.put(first)
             case Streamed(_, chunk):
                 call.chunks.put(chunk)

@@ -16,7 +16,7 @@ from collections.abc import Sequence as Blocks
 
 from baton.core.clock import Clock
 from baton.core.errors import BatonError, InvalidRequest, TransferRejected
-from baton.core.types import EngineStats, FilledBlocks, FinishReason, FirstToken, TokenChunk, TokenLogprob, TokenRequest
+from baton.core.types import EngineStats, FinishReason, FirstToken, TokenChunk, TokenLogprob, TokenRequest
 from baton.engine.block_access import BlockAccess
 from baton.engine.blocks import BlockPool
 from baton.engine.config import EngineConfig
@@ -24,8 +24,8 @@ from baton.engine.drafter import Drafter
 from baton.engine.limits import EngineLimits
 from baton.engine.messages import (
     Admitted,
+    BlockReport,
     Command,
-    CopyReport,
     Decode,
     Drawn,
     Event,
@@ -126,8 +126,12 @@ class EngineCore:
         self._host_seconds = max(self._host_seconds, self._busy_seconds - self._runner.times.waited)
 
     def look(self) -> None:
-        """Take in which copies beside the steps have ended. May be called while a step is waited for."""
+        """Take in which copies beside the steps have ended, and whether a step's blocks can be handed over before its
+        results are there. May be called while a step is waited for."""
         self._events += self.access.look()
+        if self._flights and self._flights[0].has_chunks and self._runner.has_filled():
+            for sequence, computed in self._flights[0].take_chunks():
+                self._announce(sequence, computed)
 
     def step(self) -> StepReport:
         """Admit, run one step if there is anything to run, and report it with all that commands brought about."""
@@ -167,9 +171,9 @@ class EngineCore:
         self._drawn_keys, self._drawn_tokens, self._events = [], [], []
         return report
 
-    def news(self) -> StepReport | CopyReport:
-        """The same, in short where nothing but copies has ended: to tell of all else takes longer than to copy."""
-        short = None if self._drawn_keys else CopyReport.of(self._events)
+    def news(self) -> StepReport | BlockReport:
+        """The same, in short where it is of blocks alone: to tell of all else takes longer than to copy them."""
+        short = None if self._drawn_keys else BlockReport.of(self._events)
         if short is None:
             return self.report()
         self._events.clear()
@@ -236,8 +240,7 @@ class EngineCore:
         self._events += self.access.handle(command)
         if sequence is not None:
             self._prompt_cached += sequence.usage().cached_tokens - before
-            if sequence.is_prefill:
-                self._announce(sequence)
+            self._announce(sequence, sequence.computed)
 
     # --- a step -------------------------------------------------------------------------------------------------------
 
@@ -251,8 +254,7 @@ class EngineCore:
         self._events.append(Admitted(sequence.key, sequence.computed, starts_itself, blocks))
         if starts_itself:
             self._scheduler.start(sequence)
-        if sequence.is_prefill:
-            self._announce(sequence)
+        self._announce(sequence, sequence.computed)
 
     def _launch(self) -> bool:
         step = self._scheduler.plan()
@@ -263,7 +265,7 @@ class EngineCore:
         self._steps += 1
         self._pool.launch(self._steps)
         self._runner.launch(step.parts)
-        self._flights.append(Flight(self._steps, step))
+        self._flights.append(Flight(self._steps, step, bool(step.chunked)))
         step.name_blocks()  # while the device computes, as what follows: a long context takes more than a millisecond
         for sequence in self._unnamed:
             sequence.name_blocks()  # to be found once the step has shown that nothing in them is wrong
@@ -272,8 +274,9 @@ class EngineCore:
 
     def _collect(self) -> None:
         result = self._runner.collect()
-        number, step = self._flights.popleft()
-        self._pool.finish(number)
+        flight = self._flights.popleft()
+        step = flight.step
+        self._pool.finish(flight.number)
         self._scheduler.landed()
         details, ended, waiting = result.details, Stage.ENDED, Stage.WAITING
         rows = zip(step.sequences, step.parts, result.token_ids, strict=True)
@@ -293,7 +296,7 @@ class EngineCore:
             return
         self._advance(sequence, part.end)
         if sequence.is_prefill:
-            self._announce(sequence)
+            self._announce(sequence, part.end)
         if detail.prompt_logprobs:
             sequence.prompt_logprobs += detail.prompt_logprobs
         if token_id is not None:
@@ -318,15 +321,11 @@ class EngineCore:
         for block, name, cache_class in sequence.advance(end):
             self._pool.publish(block, name, cache_class)
 
-    def _announce(self, sequence: Sequence) -> None:
-        """Report the blocks of a prefill that have become final; the last one may be partly filled."""
-        whole = sequence.computed == len(sequence.context)
-        filled = sequence.context_blocks() if whole else sequence.computed // sequence.block_size
-        first = sequence.announced_blocks
-        if filled > first:
-            sequence.announced_blocks = filled
-            tokens = sequence.computed if whole else filled * sequence.block_size
-            self._events.append(Filled(sequence.key, FilledBlocks(first, filled - first, tokens)))
+    def _announce(self, sequence: Sequence, computed: int) -> None:
+        """Report the blocks that have become final, if it is a prefill."""
+        filled = sequence.announce(computed)
+        if filled is not None:
+            self._events.append(Filled(sequence.key, filled, is_last=filled.tokens == len(sequence.context)))
 
     def _on_drawn(self, sequence: Sequence, token_id: int, detail: PartDetail) -> None:
         self._generated += 1

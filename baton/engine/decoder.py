@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -58,5 +58,12 @@ class Decoder(Protocol):
 
         ``pool`` is the paged KV cache, [blocks, layers, 2 (K, V), kv_heads, block_size, head_dim] in ``dtype``,
         contiguous, block-major: one block is one contiguous run of bytes.
+        """
+        ...
+
+    def fill(self, step: PackedStep, pool: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """The first half of ``forward``: when it returns, all of the step's KV is in ``pool``.
+
+        What it returns is the second half, which returns the logits: to be called once, before any other step.
         """
         ...

@@ -6,7 +6,7 @@ for one, what is done. Satisfied by ``baton.engine.cuda.copies`` and by the torc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -120,10 +120,6 @@ class DeviceCopies(Protocol):
 
     def fence(self) -> None:
         """Steps launched from now on begin when the copies begun until now have ended."""
-        ...
-
-    def while_waiting(self, look: Callable[[], None]) -> None:
-        """The runner is to call ``look`` again and again whenever it waits for a step."""
         ...
 
     def drain(self) -> None:

@@ -48,6 +48,10 @@ def fake_card(
     )
 
 
+def _no_look() -> None:
+    """Until somebody wants to be asked."""
+
+
 class FakeRunner:
     """Satisfies ``Runner``. What it draws depends on the context, the seed (if temperature > 0), the forbidden ids and,
     with penalties, on where the prompt ends.
@@ -86,6 +90,8 @@ class FakeRunner:
         self._written = [0] * total_blocks  # per block, the number of the last write to it
         self._verified: dict[int, _Verified] = {}  # per block, the prefix that was seen to be right up to its end
         self._flights: deque[list[Part]] = deque()
+        self._is_filled = False  # the oldest flight has been computed, and is not yet collected
+        self._look: Callable[[], None] = _no_look
         self._drawing: set[int] = set()  # keys for which the step launched last draws
         self._verifying: set[int] = set()  # keys for which the step launched last checks drafts
         self._drawn: dict[int, int] = {}  # by key, what the step collected last has drawn
@@ -99,18 +105,26 @@ class FakeRunner:
         self._drawing = {part.key for part in parts if part.draw is not None and not part.drafts}
         self._verifying = {part.key for part in parts if part.drafts}
 
+    def while_waiting(self, look: Callable[[], None]) -> None:
+        self._look = look
+
+    def has_filled(self) -> bool:
+        return self._is_filled
+
     def collect(self) -> StepResult:
         if self._step_seconds:
             time.sleep(self._step_seconds)
             before = self.times
             waited, device = before.waited + self._step_seconds, before.device + self._step_seconds
             self.times = before._replace(waited=waited, device=device)
-        if self.copies is not None:
-            self.copies.look()
-        parts = self._flights.popleft()
+        parts = self._flights[0]
+        results = [self._compute(self._resolved(part)) for part in parts]
+        self._is_filled = True
+        self._look()
+        self._is_filled = False
+        self._flights.popleft()
         if not self._flights:
             self._verifying.clear()
-        results = [self._compute(self._resolved(part)) for part in parts]
         self._drawn = {p.key: token for p, (token, _) in zip(parts, results, strict=True) if token is not None}
         details = {index: detail for index, (_, detail) in enumerate(results) if detail is not None}
         return StepResult([token for token, _ in results], details)

@@ -44,7 +44,6 @@ class FakeCopies:
         self.communicators = FakeCommunicators(self)
         self.is_held = is_held
         self._on_written = on_written
-        self._look: Callable[[], None] = lambda: None
         self._begun: list[FakeCopy] = []
         size = memory.view.nbytes
         seal(memory.fd)
@@ -74,18 +73,11 @@ class FakeCopies:
             copy.finish()
         self._begun.clear()
 
-    def while_waiting(self, look: Callable[[], None]) -> None:
-        self._look = look
-
     def drain(self) -> None:
         """None ends by itself."""
 
     def close(self) -> None:
         self.memory.close()
-
-    def look(self) -> None:
-        """The runner waits for a step."""
-        self._look()
 
     def begin(self, make: Callable[[], bytes]) -> FakeCopy:
         self._begun = [copy for copy in self._begun if not copy.is_finished]

@@ -248,6 +248,7 @@ class Admitted(Message):
 class Filled(Message):
     key: int
     blocks: FilledBlocks
+    is_last: bool  # they end with the context; its first token may still be on its way
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,16 +305,17 @@ Event = Admitted | Filled | First | Streamed | Failed | Written | BlocksRead | A
 
 
 @dataclass(frozen=True, slots=True)
-class CopyReport(Message):
-    """What has become of copies beside the steps; nothing else has happened since the last report."""
+class BlockReport(Message):
+    """Blocks that were filled, and what has become of copies beside the steps; nothing else has happened since the last
+    report."""
 
-    events: tuple[Answered | Refused, ...]
+    events: tuple[Filled | Answered | Refused, ...]
 
     @classmethod
-    def of(cls, events: Sequence[Event]) -> CopyReport | None:
+    def of(cls, events: Sequence[Event]) -> BlockReport | None:
         """None where one of the events is of another kind."""
-        ended = tuple(event for event in events if isinstance(event, Answered | Refused))
-        return cls(ended) if len(ended) == len(events) else None
+        told = tuple(event for event in events if isinstance(event, Filled | Answered | Refused))
+        return cls(told) if len(told) == len(events) else None
 
 
 @dataclass(frozen=True, slots=True)

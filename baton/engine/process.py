@@ -56,8 +56,7 @@ def serve(
 
 def _loop(core: EngineCore, runner: Runner, channel: SyncChannel, clock: Clock, descriptors: Descriptors) -> None:
     inbox = Inbox(channel)
-    if runner.copies is not None:
-        runner.copies.while_waiting(lambda: _serve_copies(core, inbox, channel))
+    runner.while_waiting(lambda: _serve_hand_overs(core, inbox, channel))
     _announce(runner, core, channel, descriptors)
     while True:
         is_readable, was_told = inbox.is_readable(_patience(core)), False
@@ -87,8 +86,8 @@ def _patience(core: EngineCore) -> float | None:
     return core.idle_seconds() if within is None else within
 
 
-def _serve_copies(core: EngineCore, inbox: Inbox, channel: SyncChannel) -> None:
-    """Begin and end copies while a step is computed: neither waits for its end."""
+def _serve_hand_overs(core: EngineCore, inbox: Inbox, channel: SyncChannel) -> None:
+    """While a step is computed: begin and end copies, and tell of blocks that it has filled. None waits for its end."""
     for command in inbox.urgent():
         core.handle(command)
     core.look()

@@ -9,7 +9,7 @@ they are checked in the same step, and each that is right saves one. The runner 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -130,6 +130,15 @@ class Runner(Protocol):
         Each draft is one more row, at the positions that follow, with its KV in the part's blocks. Drawing is as if the
         drafts were known tokens. A part with drafts is not followed by another one of its key before it is collected.
         """
+        ...
+
+    def while_waiting(self, look: Callable[[], None]) -> None:
+        """``look`` is called, now and then, while ``collect`` waits or computes. It launches nothing."""
+        ...
+
+    def has_filled(self) -> bool:
+        """Whether all KV of the oldest launched step is in its blocks; logits and draws come after it. False where that
+        is not known before the step's end."""
         ...
 
     def collect(self) -> StepResult:

@@ -9,6 +9,7 @@ from baton.core.blockhash import child_hash, request_root
 from baton.core.errors import TransferRejected
 from baton.core.types import (
     CacheClass,
+    FilledBlocks,
     FinishReason,
     FirstToken,
     ModelCard,
@@ -195,6 +196,18 @@ class Sequence:
         kept = self._keep_blocks - first
         classes = (CacheClass.KEEP if i < kept else self._cache_class for i in range(len(names)))
         return list(zip(self.blocks[first:full], names, classes, strict=True))
+
+    def announce(self, computed: int) -> FilledBlocks | None:
+        """Blocks of a prefill that are final when the context is computed so far, without those announced before. The
+        last block of the context may be partly filled."""
+        if not self.is_prefill:
+            return None
+        is_whole = computed == len(self.context)
+        last = self.context_blocks() if is_whole else computed // self.block_size
+        first, self.announced_blocks = self.announced_blocks, max(self.announced_blocks, last)
+        if last <= first:
+            return None
+        return FilledBlocks(first, last - first, computed if is_whole else last * self.block_size)
 
     def name_blocks(self) -> None:
         """Compute the names that ``advance`` will need: worth doing while the device computes the blocks."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from baton.engine.runner import Part
-from baton.engine.sequence import Sequence
+from baton.engine.sequence import Sequence, Stage
 
 
 class Step(NamedTuple):
@@ -29,11 +31,20 @@ class Step(NamedTuple):
             sequence.name_blocks()
 
 
-class Flight(NamedTuple):
+@dataclass(slots=True)
+class Flight:
     """A launched step whose results have not been collected."""
 
     number: int
     step: Step
+    has_chunks: bool  # whose KV may be there, to be handed over, before the results are
+
+    def take_chunks(self) -> Iterator[tuple[Sequence, int]]:
+        """Once: who takes part, and how far its context is computed when the step's KV is there."""
+        self.has_chunks = False
+        for sequence, part in zip(self.step.sequences, self.step.parts, strict=True):
+            if sequence.stage is Stage.RUNNING:
+                yield sequence, part.end
 
 
 class Admission(NamedTuple):

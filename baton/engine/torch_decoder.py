@@ -9,6 +9,8 @@ In float32 on the CPU a row's logits do not depend on what else is in the step. 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch.nn.functional import linear
 
@@ -29,9 +31,13 @@ class TorchDecoder:
         self._device = self._weights["embed.weight"].device
         self._cos, self._sin = (table.to(self._device) for table in rope_table(spec))
 
-    @torch.inference_mode()
     def forward(self, step: PackedStep, pool: torch.Tensor) -> torch.Tensor:
-        """See ``Decoder.forward``. Raises ValueError when the step does not fit the pool or the model."""
+        """See ``Decoder.forward``. Raises as ``fill`` does."""
+        return self.fill(step, pool)()
+
+    @torch.inference_mode()
+    def fill(self, step: PackedStep, pool: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """See ``Decoder.fill``; all is computed at once. Raises ValueError when the step does not fit pool or model."""
         check_step(self.spec, step, pool)
         rows = step.token_ids.shape[0]
         positions = step.positions.to(self._device, torch.int64)
@@ -47,7 +53,8 @@ class TorchDecoder:
             normed = self._norm(x, f"{name}.mlp_norm")
             moe = self.spec.moe
             x = x + (self._feed_forward(normed, name) if moe is None else self._mixture(normed[:rows], name, moe))
-        return self._logits(x[step.logit_rows.to(self._device, torch.int64)])
+        logits = self._logits(x[step.logit_rows.to(self._device, torch.int64)])
+        return lambda: logits
 
     def _logits(self, x: torch.Tensor) -> torch.Tensor:
         head = "embed" if self.spec.tied_head else "head"

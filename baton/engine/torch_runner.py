@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,8 +18,23 @@ from baton.engine.sampler import Row, Sample, logprob_of, sample
 from baton.engine.sharedpool import PoolMemory
 
 
+def _no_look() -> None:
+    """Until somebody wants to be asked."""
+
+
+class _Flight(NamedTuple):
+    """A step whose KV is being, or has been, computed."""
+
+    parts: Sequence[Part]
+    wanted: Sequence[range]
+    logits: Callable[[], torch.Tensor]
+
+
 class TorchRunner:
-    """Satisfies ``Runner`` over any ``Decoder`` and a pool from ``kvcache.allocate_pool``; computes at once."""
+    """Satisfies ``Runner`` over any ``Decoder`` and a pool from ``kvcache.allocate_pool``.
+
+    A launch computes the step's KV, at once; logits and draws follow when it is collected.
+    """
 
     steps_ahead = 0
     times = RunnerTimes()
@@ -37,7 +53,8 @@ class TorchRunner:
         self._card = card
         self.memory = memory
         self.copies = copies
-        self._results: deque[StepResult] = deque()
+        self._flights: deque[_Flight] = deque()
+        self._look: Callable[[], None] = _no_look
 
     @property
     def card(self) -> ModelCard:
@@ -50,13 +67,22 @@ class TorchRunner:
     @torch.inference_mode()
     def launch(self, parts: Sequence[Part]) -> None:
         wanted = [_wanted_rows(part) for part in parts]
-        logits = self._decoder.forward(_pack(parts, wanted), self._pool)
-        self._results.append(_read(logits, parts, wanted))
+        self._flights.append(_Flight(parts, wanted, self._decoder.fill(_pack(parts, wanted), self._pool)))
 
+    def while_waiting(self, look: Callable[[], None]) -> None:
+        self._look = look
+
+    def has_filled(self) -> bool:
+        return self.copies is None and bool(self._flights)
+
+    @torch.inference_mode()
     def collect(self) -> StepResult:
+        self._look()
+        flight = self._flights.popleft()
+        result = _read(flight.logits(), flight.parts, flight.wanted)
         if self.copies is not None:  # they do not wait for steps, and not every step's results did
             torch.cuda.current_stream(self._pool.device).synchronize()
-        return self._results.popleft()
+        return result
 
     def forget(self, key: int) -> None:
         """Nothing is kept by sequence."""

@@ -14,14 +14,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.engine.decoder import Decoder, Weights
+from baton.engine.decoder import Decoder, PackedStep, Weights
 from baton.engine.native.decoder import NativeDecoder
 from baton.engine.spec import DecoderSpec
 from baton.engine.torch_decoder import TorchDecoder
 from baton.engine.weights.load import load_weights
 from baton.engine.weights.source import load_spec
 from tests.goldens import SMOLLM2_FEW
-from tests.unit.engine.native.steps import Cache, Stream, chunked, greedy, run
+from tests.unit.engine.native.steps import Cache, Stream, chunked, greedy, run, step_of
 
 DATA = Path(__file__).parents[1] / "data"
 TINY = sorted(path.name for path in (DATA / "tiny").iterdir())
@@ -107,6 +107,40 @@ def test_no_rows_wanted_gives_no_logits_but_stores_the_keys(kind: str) -> None:
     stream = memory.stream(len(tokens))
     assert run(memory, [(stream, tokens[:-1])], logit_rows=[]).shape == (0, decoder.spec.vocab_size)
     assert torch.equal(run(memory, [(stream, tokens[-1:])])[0], chunked(Cache(decoder), tokens, [39])[-1])
+
+
+@pytest.mark.parametrize("sizes", [(39,), (17, 1), (1, 1, 1)], ids=["a chunk", "a chunk and a row", "rows"])
+@pytest.mark.parametrize("name", ["qwen3", "qwen3-moe"])
+def test_all_keys_are_stored_before_the_logits_are_computed(kind: str, name: str, sizes: tuple[int, ...]) -> None:
+    decoder = tiny(kind, name)
+    apart, together = Cache(decoder, blocks=16), Cache(decoder, blocks=16)
+    logits: list[torch.Tensor] = []
+    for memory in (apart, together):
+        work = [(memory.stream(size), list(range(1 + index, 1 + index + size))) for index, size in enumerate(sizes)]
+        step = step_of(work)
+        if memory is together:
+            logits.append(decoder.forward(step, memory.pool))
+            continue
+        finish = decoder.fill(step, memory.pool)
+        stored = memory.pool.clone()
+        logits.append(finish())
+        assert torch.equal(stored.view(torch.int32), memory.pool.view(torch.int32))
+    assert torch.equal(*logits)
+    assert torch.equal(apart.pool.view(torch.int32), together.pool.view(torch.int32))
+    assert not apart.pool[step_blocks(step)].isnan().all()
+
+
+def test_a_step_that_is_not_finished_leaves_no_trace_in_the_next(kind: str) -> None:
+    decoder = tiny(kind, "qwen3")
+    memory = Cache(decoder)
+    decoder.fill(step_of([(memory.stream(39), list(range(1, 40)))]), memory.pool)
+    tokens = list(range(40, 90))
+    assert torch.equal(run(memory, [(memory.stream(50), tokens)])[0], chunked(Cache(decoder), tokens, [50])[-1])
+
+
+def step_blocks(step: PackedStep) -> list[int]:
+    """The blocks that its sequences begin with."""
+    return step.block_tables[:, 0].tolist()
 
 
 def test_bfloat16_stays_close_to_float32(kind: str) -> None:

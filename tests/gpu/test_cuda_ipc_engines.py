@@ -18,9 +18,16 @@ CONFIG = KvTransferConfig(transports=("cuda-ipc",), acknowledge_seconds=30.0)
 LIMIT_SECONDS = 280.0
 
 
-def run(scenario: Callable[[Worker, Worker], Awaitable[None]]) -> None:
+OWN_KERNELS = {"dtype": "bfloat16", "backend": "auto"}  # which tell of a step's KV before its end
+
+
+def run(scenario: Callable[[Worker, Worker], Awaitable[None]], **changes: object) -> None:
     async def main() -> None:
-        async with asyncio.timeout(LIMIT_SECONDS), worker(1, CONFIG) as prefill, worker(2, CONFIG) as decode:
+        async with (
+            asyncio.timeout(LIMIT_SECONDS),
+            worker(1, CONFIG, **changes) as prefill,
+            worker(2, CONFIG, **changes) as decode,
+        ):
             await scenario(prefill, decode)
 
     asyncio.run(main())
@@ -31,7 +38,8 @@ async def until_idle(each: Worker) -> None:
         await asyncio.sleep(0.002)
 
 
-def test_split_tokens_equal_those_of_one_engine_for_every_fill_of_the_last_block() -> None:
+@pytest.mark.parametrize("changes", [{}, OWN_KERNELS], ids=["by the reference", "by the GPU's kernels"])
+def test_split_tokens_equal_those_of_one_engine_for_every_fill_of_the_last_block(changes: dict[str, object]) -> None:
     async def scenario(prefill: Worker, decode: Worker) -> None:
         sender = sender_to(decode, prefill, CONFIG)
         for length in (1, 15, 16, 17, 100, 333):
@@ -41,7 +49,7 @@ def test_split_tokens_equal_those_of_one_engine_for_every_fill_of_the_last_block
         for each in (prefill, decode):
             await until_idle(each)
 
-    run(scenario)
+    run(scenario, **changes)
 
 
 def test_many_hand_overs_at_once_do_not_mix() -> None:

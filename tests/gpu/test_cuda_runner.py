@@ -119,6 +119,37 @@ def test_chunks_and_decoding_rows_share_steps_one_ahead(runner: CudaRunner) -> N
         assert len(line.tokens) == line.computed + 1
 
 
+@pytest.mark.parametrize("length", [2, 17, 100, 250])
+def test_all_kv_of_a_chunk_is_in_its_blocks_once_the_runner_says_so(runner: CudaRunner, length: int) -> None:
+    line = lines([length], VOCABULARY, seed=length)[0]
+    blocks = line.blocks[: -(-length // BLOCK)]
+    runner.write_blocks(blocks, bytes(len(blocks) * runner.card.format.block_bytes))
+    for scored in (False, True):  # the scores of all rows take their time after the last KV
+        line.computed = 0
+        part = line.part(length)
+        runner.launch([part._replace(prompt_logprobs=1, targets=line.tokens[1:]) if scored else part])
+        deadline = time.monotonic() + 30
+        while not runner.has_filled():
+            assert time.monotonic() < deadline, "the step never says so"
+        told = runner.read_blocks(blocks)
+        runner.collect()
+        assert told == runner.read_blocks(blocks)
+        assert any(told)
+        assert not runner.has_filled(), "no step is in flight"
+        line.in_flight = 0
+    runner.forget(line.key)
+
+
+def test_a_step_of_decode_rows_says_nothing_of_its_kv(runner: CudaRunner) -> None:
+    made = lines([20], VOCABULARY, seed=13)
+    prefill(runner, made)
+    runner.launch([made[0].part(1)])
+    torch.cuda.synchronize()
+    assert not runner.has_filled()
+    runner.collect()
+    forget(runner, made)
+
+
 def test_log_probabilities_are_those_of_the_raw_logits(runner: CudaRunner) -> None:
     length = 40
     line = lines([length], VOCABULARY, seed=5)[0]

@@ -56,10 +56,11 @@ class Worker:
 
 
 @asynccontextmanager
-async def worker(epoch: int, config: KvTransferConfig) -> AsyncIterator[Worker]:
+async def worker(epoch: int, config: KvTransferConfig, **changes: object) -> AsyncIterator[Worker]:
+    """``changes`` of its engine's configuration."""
     async with AsyncExitStack() as stack:
         before = engine_pids()
-        engine = await stack.enter_async_context(spawn_engine(engine_config()))
+        engine = await stack.enter_async_context(spawn_engine(engine_config(**changes)))
         [pid] = engine_pids() - before
         transports = stack.enter_context(open_transports(engine, f"w{epoch}", epoch, config))
         receiver = KvReceiver(

@@ -25,6 +25,21 @@ class Slot:
         """``results`` int32 [2, rows] on the device: the drawn tokens and the sampler's flags."""
         self._copy = Readback(results, copy)
         self.done = torch.cuda.Event()
+        self._filled = torch.cuda.Event()
+        self._tells_filled = False
+
+    def begin(self) -> None:
+        """Another step's results are to arrive here."""
+        self._tells_filled = False
+
+    def mark_filled(self) -> None:
+        """All that writes the step's KV has been queued on torch's current stream."""
+        self._filled.record()
+        self._tells_filled = True
+
+    def has_filled(self) -> bool:
+        """False, too, for a step that was not marked."""
+        return self._tells_filled and self._filled.query()
 
     def queue(self) -> None:
         """Queue the copy of the results on torch's current stream, behind all that the step needs."""

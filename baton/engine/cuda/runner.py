@@ -105,13 +105,14 @@ class CudaRunner:
         parts = with_draft_rows(parts)
         slot = self._slots[self._launches % len(self._slots)]
         self._launches += 1
+        slot.begin()
         with torch.cuda.stream(self._steps):
             staged = m.buffer.stage()
             packed = m.batch.pack(parts, staged)
             prompts: list[PromptScores] = []
             drawn: DrawnScores | None = None
             if packed.whole:
-                hidden, prompts = self._launch_whole(parts, packed, staged)
+                hidden, prompts = self._launch_whole(parts, packed, staged, slot)
                 self._set_sampler(parts, packed)  # the device is at work by now
                 if packed.logits:
                     drawn = self._score_drawn(parts, packed, self._draw(packed, hidden))
@@ -121,6 +122,15 @@ class CudaRunner:
             self._timer.end()  # before what ``collect`` waits for, or the step's end could still be to come then
             slot.queue()
         self._flights.append(Flight(slot, parts, launched, packed, drawn, prompts))
+
+    def while_waiting(self, look: Callable[[], None]) -> None:
+        """See ``Runner.while_waiting``. Without ``copies`` nobody is asked: nothing goes on beside the steps."""
+        if self.copies is not None:
+            self.copies.while_waiting(look)
+
+    def has_filled(self) -> bool:
+        """See ``Runner.has_filled``."""
+        return bool(self._flights) and self._flights[0].slot.has_filled()
 
     def collect(self) -> StepResult:
         """See ``Runner.collect``."""
@@ -179,7 +189,7 @@ class CudaRunner:
         return step.replay()
 
     def _launch_whole(
-        self, parts: Sequence[Part], packed: PackedBatch, staged: StepArrays[Ints]
+        self, parts: Sequence[Part], packed: PackedBatch, staged: StepArrays[Ints], slot: Slot
     ) -> tuple[torch.Tensor, list[PromptScores]]:
         """A step with chunks, or with logits of all rows: the normed rows to draw from, and prompt scores."""
         m, arrays = self._machinery, self._machinery.buffer.arrays
@@ -190,7 +200,7 @@ class CudaRunner:
             arrays.token_ids[:count], arrays.sources[:count], arrays.positions[:count], arrays.slots[:count]
         )
         wanted = arrays.logit_rows[: packed.logits]
-        attend = self._attend_whole(packed, staged)
+        attend = self._attend_whole(packed, staged, slot)
         asking = [index for index, part in enumerate(parts) if part.prompt_logprobs is not None and part.targets]
         if not asking:
             return m.decoder.wanted_hidden(rows, wanted, m.pool, attend), []
@@ -214,7 +224,7 @@ class CudaRunner:
         if packed.chunks:
             m.prefill.plan(list(_chunk_tables(staged, packed)), list(_chunk_tables(m.buffer.arrays, packed)))
 
-    def _attend_whole(self, packed: PackedBatch, staged: StepArrays[Ints]) -> Attend:
+    def _attend_whole(self, packed: PackedBatch, staged: StepArrays[Ints], slot: Slot) -> Attend:
         """Attention of a step with chunks: the decode rows first, since their padding spills into the chunks' rows.
 
         It is planned when the first layer comes to it: until then the device has something to do.
@@ -225,6 +235,8 @@ class CudaRunner:
         mixed = activations.mixed[packed.rows :]
 
         def attend(layer: int) -> None:
+            if layer == m.decoder.spec.layers - 1:
+                slot.mark_filled()  # a layer's KV is written before it is attended to
             if layer == 0:
                 self._plan_whole(packed, staged)
             elif layer % LAYERS_BETWEEN_LOOKS == 0 and self.copies is not None:

@@ -1,10 +1,10 @@
-"""``NativeDecoder``: the ``Decoder`` of the CPU, one C++ call per step."""
+"""``NativeDecoder``: the ``Decoder`` of the CPU, two C++ calls per step."""
 
 from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -68,12 +68,16 @@ class NativeDecoder:
         return self._library.baton_native_lanes().decode()
 
     def forward(self, step: PackedStep, pool: torch.Tensor) -> torch.Tensor:
-        """See ``Decoder.forward``. Raises InvalidRequest naming what in the step is wrong; nothing is written then."""
+        """See ``Decoder.forward``. Raises as ``fill`` does."""
+        return self.fill(step, pool)()
+
+    def fill(self, step: PackedStep, pool: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """See ``Decoder.fill``. Raises InvalidRequest naming what in the step is wrong; nothing is written then."""
         self._check_pool(pool)
         _check_tensors(step)
         logits = torch.empty(step.logit_rows.numel(), self.spec.vocab_size, dtype=torch.float32)
         if step.token_ids.numel() == 0:
-            return logits
+            return lambda: logits
         arguments = Step(
             step.token_ids.data_ptr(),
             step.positions.data_ptr(),
@@ -91,10 +95,15 @@ class NativeDecoder:
             pool.data_ptr(),
             logits.data_ptr(),
         )
-        fault = self._library.baton_native_forward(self._model, ctypes.byref(arguments))
+        fault = self._library.baton_native_fill(self._model, ctypes.byref(arguments))
         if fault.code != FaultCode.NONE:
             raise _invalid(fault)
-        return logits
+
+        def finish(_: PackedStep = step) -> torch.Tensor:  # whose arrays must stay until then
+            self._library.baton_native_finish(self._model)
+            return logits
+
+        return finish
 
     def close(self) -> None:
         """Free the weights and end the threads. The decoder cannot be used afterwards."""

@@ -81,8 +81,10 @@ def open_library(path: Path) -> ctypes.CDLL:
     library.baton_native_open.restype = c_void_p
     library.baton_native_load.argtypes = (c_void_p, c_int, c_int, c_int, c_void_p)
     library.baton_native_load.restype = c_int
-    library.baton_native_forward.argtypes = (c_void_p, ctypes.POINTER(Step))
-    library.baton_native_forward.restype = Fault
+    library.baton_native_fill.argtypes = (c_void_p, ctypes.POINTER(Step))
+    library.baton_native_fill.restype = Fault
+    library.baton_native_finish.argtypes = (c_void_p,)
+    library.baton_native_finish.restype = None
     library.baton_native_close.argtypes = (c_void_p,)
     library.baton_native_close.restype = None
     library.baton_native_lanes.argtypes = ()

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.core.errors import InvalidRequest, Overloaded
-from baton.core.types import EngineStats
+from baton.core.types import EngineStats, FilledBlocks
 from baton.engine.channel import READ_AHEAD, AsyncChannel, ChannelClosed, SyncChannel, _encode, _Frames
-from baton.engine.messages import Answered, BlocksRead, CopyReport, Drawn, Failed, Refused, StepReport, Write
+from baton.engine.messages import Answered, BlockReport, BlocksRead, Drawn, Failed, Filled, Refused, StepReport, Write
 
 PAYLOAD = bytes(range(256)) * 32_768  # 8 MiB: more than any socket buffer
 
@@ -117,7 +117,8 @@ def test_messages_come_out_whole_however_the_bytes_come_in(sizes: list[tuple[int
     assert asyncio.run(main()) == sent
 
 
-def test_ended_copies_are_told_of_in_short_only_where_nothing_else_has_happened() -> None:
-    ended = [Answered(1, b"digests"), Refused(2, InvalidRequest("no", field="x"))]
-    assert CopyReport.of(ended) == CopyReport(tuple(ended))
-    assert CopyReport.of([*ended, Failed(3, InvalidRequest("no", field="x"))]) is None
+def test_what_becomes_of_blocks_is_told_of_in_short_only_where_nothing_else_has_happened() -> None:
+    filled = Filled(4, FilledBlocks(0, 1, 16), is_last=True)
+    ended = [Answered(1, b"digests"), filled, Refused(2, InvalidRequest("no", field="x"))]
+    assert BlockReport.of(ended) == BlockReport(tuple(ended))
+    assert BlockReport.of([*ended, Failed(3, InvalidRequest("no", field="x"))]) is None

@@ -3,9 +3,13 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.core.errors import CorruptTransfer, TransferRejected
+from baton.core.errors import BatonError, CorruptTransfer, TransferRejected
 from baton.core.types import FilledBlocks, FinishReason, FirstToken, Sampling, StopRules, TokenRequest, Usage
-from tests.unit.engine.core_driver import Driver, prompt, request
+from baton.engine.config import EngineConfig
+from baton.engine.fake import FakeRunner, fake_card
+from baton.engine.messages import Admitted, Event, Filled
+from baton.engine.runner import PartDetail, StepResult
+from tests.unit.engine.core_driver import CoreDriver, Driver, prompt, request
 from tests.unit.engine.core_modes import SAMPLED, alone, steps_ahead
 
 __all__ = ["steps_ahead"]  # a fixture of every test here
@@ -45,6 +49,60 @@ def test_a_prefill_reports_cached_blocks_at_once() -> None:
     key = driver.prefill(request(prompt(14)))
     assert driver.first_token(key).usage.cached_tokens == 12
     assert driver.outcomes[key].filled == [FilledBlocks(0, 3, 12), FilledBlocks(3, 1, 14)]
+
+
+def test_blocks_are_told_of_before_the_step_that_fills_them_has_its_results(steps_ahead: int) -> None:
+    driver, told = Driver(64, max_step_tokens=6), list[Event]()
+
+    def look() -> None:
+        driver.core.look()
+        told.extend(driver.core.news().events if driver.core.has_news else ())
+
+    driver.runner.while_waiting(look)
+    key = driver.prefill(request(prompt(14), 40))
+    driver.first_token(key)
+    parts = [FilledBlocks(0, 1, 4), FilledBlocks(1, 2, 12), FilledBlocks(3, 1, 14)]
+    filled = [event for event in told if not isinstance(event, Admitted)]
+    assert filled == [Filled(key, part, is_last=part is parts[-1]) for part in parts]
+    assert not driver.outcomes[key].filled, "what was told is not told again"
+    driver.release(key)
+    driver.assert_idle()
+
+
+def test_a_prefill_that_fails_after_its_blocks_were_told_of_says_so_and_is_not_found_again() -> None:
+    runner = Broken(fake_card(block_size=4), 64, steps_ahead=Driver.steps_ahead)
+    driver = CoreDriver(runner, EngineConfig(max_step_tokens=6))
+    runner.while_waiting(driver.core.look)
+    key = driver.prefill(request(prompt(14)))
+    driver.run_until(lambda: driver.outcomes[key].error is not None)
+    assert [blocks.tokens for blocks in driver.outcomes[key].filled] == [4, 12, 14]
+    runner.breaks_at = 0
+    assert driver.answer(request(prompt(14))).cached_tokens == 0
+    driver.assert_idle()
+
+
+def test_a_prefill_that_is_released_while_its_step_is_in_flight_is_told_nothing_more() -> None:
+    driver = Driver(64, steps_ahead=1)
+    driver.runner.while_waiting(driver.core.look)
+    key = driver.prefill(request(prompt(14)))
+    driver.core.admit()
+    driver.core._launch()
+    driver.release(key)
+    driver.assert_idle()
+    assert driver.outcomes[key].filled == []
+
+
+class Broken(FakeRunner):
+    """A part that ends at ``breaks_at`` fails when its KV has been computed."""
+
+    breaks_at = 14
+
+    def collect(self) -> StepResult:
+        ends = [part.end for part in self._flights[0]]
+        result = super().collect()
+        failed = {i: PartDetail(error=BatonError("broken")) for i, end in enumerate(ends) if end == self.breaks_at}
+        tokens = [None if index in failed else token for index, token in enumerate(result.token_ids)]
+        return StepResult(tokens, {**result.details, **failed})
 
 
 def test_a_prefill_whose_first_token_is_the_last_says_so() -> None:

@@ -28,13 +28,18 @@ class Forward {
     plan_attention();
   }
 
-  void operator()(Member& me) const {
+  // All that writes keys and values: every layer, the last one as far as its attention.
+  void fill(Member& me) const {
     embed(me);
     for (int i = 0; i + 1 < shape_.layers; ++i) {
       attention(me, i);
       feed_forward(me, i, step_.tokens);
     }
     attention(me, shape_.layers - 1);
+  }
+
+  // The rest, after fill: the logits.
+  void finish(Member& me) const {
     if (step_.logit_row_count == 0) return;
     keep_logit_rows(me);
     feed_forward(me, shape_.layers - 1, step_.logit_row_count);

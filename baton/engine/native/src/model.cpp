@@ -1,6 +1,7 @@
 // The C interface: open a model of a shape, load its weights one by one, run steps, close.
 #include <algorithm>
 #include <memory>
+#include <optional>
 
 #include "forward.h"
 #include "step.h"
@@ -11,7 +12,8 @@ class Model {
  public:
   virtual ~Model() = default;
   virtual void load(int kind, int layer, int expert, const void* data) = 0;
-  virtual void forward(const BatonStep& step) = 0;
+  virtual void fill(const BatonStep& step) = 0;
+  virtual void finish() = 0;
   virtual int vocab() const = 0;
 };
 
@@ -29,21 +31,37 @@ class ModelOf final : public Model {
     weights_.load_weight(team_, kind, layer, expert, data);
   }
 
-  void forward(const BatonStep& step) override {
+  // A step without chunks is computed to its end: nobody waits for one more row, and to start a team takes its time.
+  void fill(const BatonStep& step) override {
+    pass_.reset();
     scratch_.reserve(shape_, team_.size(), step.tokens);
-    const Forward<E> pass(shape_, weights_, scratch_, step, tasks_);
-    (step.tokens <= kSmallStep ? small_team_ : team_).run(pass);
+    step_ = step;
+    pass_.emplace(shape_, weights_, scratch_, step_, tasks_);
+    team(step.tokens).run([this](Member& me) {
+      pass_->fill(me);
+      if (!has_chunks()) pass_->finish(me);
+    });
+  }
+
+  void finish() override {
+    if (pass_ && has_chunks()) team(step_.logit_row_count).run([this](Member& me) { pass_->finish(me); });
+    pass_.reset();
   }
 
   int vocab() const override { return shape_.vocab; }
 
  private:
+  bool has_chunks() const { return step_.tokens > step_.sequences; }
+  Team& team(int rows) { return rows <= kSmallStep ? small_team_ : team_; }
+
   BatonShape shape_;
   Team team_;
   Team small_team_;
   ModelWeights<E> weights_;
   Scratch<E> scratch_;
   std::vector<AttentionTask> tasks_;
+  BatonStep step_{};                 // the one that was filled last
+  std::optional<Forward<E>> pass_;  // over step_, until it is finished
 };
 
 }  // namespace baton
@@ -71,17 +89,21 @@ int baton_native_load(void* model, int kind, int layer, int expert, const void* 
   }
 }
 
-BatonFault baton_native_forward(void* handle, const BatonStep* step) {
+// Writes the step's keys and values. Its arrays must stay until it is finished, or the next one is filled.
+BatonFault baton_native_fill(void* handle, const BatonStep* step) {
   auto* model = static_cast<baton::Model*>(handle);
   const BatonFault fault = baton::check_step(*step, model->vocab());
   if (fault.code != kNone) return fault;
   try {
-    model->forward(*step);
+    model->fill(*step);
     return fault;
   } catch (const std::exception&) {
     return {kOutOfMemory, 0, step->tokens, 0};
   }
 }
+
+// The logits of the step that was filled last.
+void baton_native_finish(void* model) { static_cast<baton::Model*>(model)->finish(); }
 
 void baton_native_close(void* model) { delete static_cast<baton::Model*>(model); }
 

@@ -43,6 +43,11 @@ def run(
     cache: Cache, work: Sequence[tuple[Stream, Sequence[int]]], logit_rows: Sequence[int] | None = None
 ) -> torch.Tensor:
     """One step that appends tokens to each stream; logits of each stream's last row unless ``logit_rows`` is given."""
+    return cache.decoder.forward(step_of(work, logit_rows), cache.pool)
+
+
+def step_of(work: Sequence[tuple[Stream, Sequence[int]]], logit_rows: Sequence[int] | None = None) -> PackedStep:
+    """As ``run`` makes it; the streams have the tokens from now on."""
     starts, ids, positions = [0], [], []
     for stream, tokens in work:
         ids.extend(tokens)
@@ -52,7 +57,7 @@ def run(
     width = max(len(stream.blocks) for stream, _ in work)
     tables = [stream.blocks + [0] * (width - len(stream.blocks)) for stream, _ in work]
     rows = [end - 1 for end in starts[1:]] if logit_rows is None else logit_rows
-    return cache.decoder.forward(packed(ids, positions, starts, tables, rows), cache.pool)
+    return packed(ids, positions, starts, tables, rows)
 
 
 def packed(
