@@ -13,6 +13,7 @@ import torch
 from baton.core.errors import ConfigError, InvalidRequest
 from baton.core.types import Sampling
 from baton.engine.config import EngineConfig
+from baton.engine.cuda.flight import Slot
 from baton.engine.cuda.runner import CudaRunner
 from baton.engine.load import build_runner
 from baton.engine.runner import Draw
@@ -148,6 +149,55 @@ def test_a_step_of_decode_rows_says_nothing_of_its_kv(runner: CudaRunner) -> Non
     assert not runner.has_filled()
     runner.collect()
     forget(runner, made)
+
+
+@pytest.fixture
+def slow_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps with chunks take a tenth of a second more after their last KV."""
+    mark = Slot.mark_filled
+
+    def mark_and_wait(slot: Slot) -> None:
+        mark(slot)
+        torch.cuda._sleep(200_000_000)
+
+    monkeypatch.setattr(Slot, "mark_filled", mark_and_wait)
+
+
+@pytest.mark.usefixtures("slow_ends")
+def test_who_looks_while_a_step_is_waited_for_sees_its_kv_before_its_end(runner: CudaRunner) -> None:
+    made = lines([40, 30], VOCABULARY, seed=14)
+    seen: list[bool] = []
+    runner.while_waiting(lambda: seen.append(runner.has_filled()))
+    for line in made:
+        runner.launch([line.part(len(line.tokens))])  # two steps in flight: it speaks of the older one
+    for line in made:
+        line.take(runner.collect().token_ids[0])
+        assert seen[-1], "KV is told of while the rest is computed"
+        seen.clear()
+    runner.while_waiting(lambda: None)
+    forget(runner, made)
+
+
+@pytest.mark.usefixtures("slow_ends")
+def test_an_engine_tells_of_a_prompts_blocks_while_its_first_token_is_to_come() -> None:
+    from baton.engine.client import threaded_engine
+    from tests.contract.engine_driving import prompt, request
+    from tests.contract.test_blocks_before_tokens import told
+    from tests.held_runner import HeldRunner
+
+    config = EngineConfig(PLAIN, device="cuda", kv_blocks=256, max_step_tokens=256, max_running=24)
+
+    async def main() -> None:
+        held = HeldRunner(build_runner(config))
+        async with threaded_engine(held, config) as engine, engine.prefill(request(prompt(300))) as run:
+            assert (await told(run))[-1].tokens == 300
+            first = asyncio.ensure_future(run.first_token())
+            await asyncio.sleep(0)
+            assert not first.done(), "the step is held"
+            held.release()
+            await first
+
+    asyncio.run(main())
 
 
 def test_log_probabilities_are_those_of_the_raw_logits(runner: CudaRunner) -> None:

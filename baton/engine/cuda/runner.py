@@ -134,12 +134,12 @@ class CudaRunner:
 
     def collect(self) -> StepResult:
         """See ``Runner.collect``."""
-        flight = self._flights.popleft()
+        slot = self._flights[0].slot
         with self._timer.waiting():
             if self.copies is not None:
-                self.copies.wait(flight.slot.done)
-            flight.slot.wait()
-        return flight.land()
+                self.copies.wait(slot.done)
+            slot.wait()
+        return self._flights.popleft().land()  # not before: until then it is what ``has_filled`` speaks of
 
     def forget(self, key: int) -> None:
         """See ``Runner.forget``."""
