@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from baton.engine.runner import Part, Runner, StepResult
 from tests.gates import GENEROUS_SECONDS
-from tests.real_engines import RunnerAround
+from tests.runner_around import RunnerAround
 
 
 class HeldRunner(RunnerAround):

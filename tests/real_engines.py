@@ -8,14 +8,15 @@ from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any
 
-from baton.core.types import ModelCard, Sampling, StopRules, TokenChunk, TokenRequest
+from baton.core.types import Sampling, StopRules, TokenChunk, TokenRequest
 from baton.engine.config import EngineConfig
 from baton.engine.device_copies import DeviceCopies
 from baton.engine.load import build_runner
-from baton.engine.runner import Part, Runner, RunnerTimes, StepResult
+from baton.engine.runner import Part, Runner, StepResult
 from baton.engine.sharedpool import PoolMemory
 from tests.answers import Answer
 from tests.goldens import DATA, TINY
+from tests.runner_around import RunnerAround
 from tests.unit.engine.core_driver import CoreDriver
 
 ALL = tuple(path.name for path in TINY)
@@ -79,61 +80,6 @@ def together(chunks: Iterable[TokenChunk]) -> Answer:
     for chunk in chunks:
         whole = whole.plus(chunk)
     return whole
-
-
-class RunnerAround:
-    """A runner around another one, which does all that a subclass does not do itself."""
-
-    def __init__(self, inner: Runner) -> None:
-        self._inner = inner
-
-    @property
-    def card(self) -> ModelCard:
-        return self._inner.card
-
-    @property
-    def total_blocks(self) -> int:
-        return self._inner.total_blocks
-
-    @property
-    def memory(self) -> PoolMemory | None:
-        return self._inner.memory
-
-    @property
-    def copies(self) -> DeviceCopies | None:
-        return self._inner.copies
-
-    @property
-    def steps_ahead(self) -> int:
-        return self._inner.steps_ahead
-
-    @property
-    def times(self) -> RunnerTimes:
-        return self._inner.times
-
-    def launch(self, parts: Sequence[Part]) -> None:
-        self._inner.launch(parts)
-
-    def while_waiting(self, look: Callable[[], None]) -> None:
-        self._inner.while_waiting(look)
-
-    def has_filled(self) -> bool:
-        return self._inner.has_filled()
-
-    def collect(self) -> StepResult:
-        return self._inner.collect()
-
-    def forget(self, key: int) -> None:
-        self._inner.forget(key)
-
-    def read_blocks(self, blocks: Sequence[int]) -> bytes:
-        return self._inner.read_blocks(blocks)
-
-    def write_blocks(self, blocks: Sequence[int], payload: bytes) -> None:
-        self._inner.write_blocks(blocks, payload)
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 class GatedRunner(RunnerAround):

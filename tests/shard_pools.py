@@ -18,7 +18,8 @@ from baton.engine.config import EngineConfig
 from baton.engine.load import build_runner
 from baton.engine.runner import Part, Runner, StepResult
 from baton.engine.sharedpool import PoolMemory, shared_pool_memory
-from tests.real_engines import GatedRunner, RunnerAround
+from tests.real_engines import GatedRunner
+from tests.runner_around import RunnerAround
 
 
 @dataclass(frozen=True)

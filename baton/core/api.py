@@ -262,7 +262,8 @@ class PrefillRun(Protocol):
     def cached_tokens(self) -> int: ...
 
     def filled(self) -> AsyncIterator[FilledBlocks]:
-        """Blocks in order as their KV becomes final; ends when the whole context is computed (prefix hits included).
+        """Blocks in order as their KV becomes final; ends when that of the whole context is there (prefix hits
+        included), perhaps before the first token is. That may still fail, and then the blocks are worth nothing.
 
         The last one may be partly filled.
         """
@@ -284,7 +285,9 @@ class PrefillRun(Protocol):
         """Send the blocks as message ``number`` of a link; returns what ``digest_blocks`` does, when they are read."""
         ...
 
-    async def first_token(self) -> FirstToken: ...
+    async def first_token(self) -> FirstToken:
+        """Comes after the last blocks, or fails for the whole prompt, whatever was told of its blocks."""
+        ...
 
 
 class HeldPrefill(ImportableBlocks, PrefillRun, Protocol):

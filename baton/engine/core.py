@@ -129,8 +129,8 @@ class EngineCore:
         """Take in which copies beside the steps have ended, and whether a step's blocks can be handed over before its
         results are there. May be called while a step is waited for."""
         self._events += self.access.look()
-        if self._flights and self._flights[0].has_chunks and self._runner.has_filled():
-            for sequence, computed in self._flights[0].take_chunks():
+        if self._flights and self._flights[0].is_to_be_told and self._runner.has_filled():
+            for sequence, computed in self._flights[0].tell():
                 self._announce(sequence, computed)
 
     def step(self) -> StepReport:
@@ -265,7 +265,7 @@ class EngineCore:
         self._steps += 1
         self._pool.launch(self._steps)
         self._runner.launch(step.parts)
-        self._flights.append(Flight(self._steps, step, bool(step.chunked)))
+        self._flights.append(Flight(self._steps, step))
         step.name_blocks()  # while the device computes, as what follows: a long context takes more than a millisecond
         for sequence in self._unnamed:
             sequence.name_blocks()  # to be found once the step has shown that nothing in them is wrong
@@ -295,7 +295,7 @@ class EngineCore:
             self._fail(sequence, detail.error)
             return
         self._advance(sequence, part.end)
-        if sequence.is_prefill:
+        if sequence.is_prefill:  # asked here, too: there are many rows of answers
             self._announce(sequence, part.end)
         if detail.prompt_logprobs:
             sequence.prompt_logprobs += detail.prompt_logprobs
@@ -323,7 +323,7 @@ class EngineCore:
 
     def _announce(self, sequence: Sequence, computed: int) -> None:
         """Report the blocks that have become final, if it is a prefill."""
-        filled = sequence.announce(computed)
+        filled = sequence.take_filled(computed)
         if filled is not None:
             self._events.append(Filled(sequence.key, filled, is_last=filled.tokens == len(sequence.context)))
 

@@ -62,8 +62,10 @@ class Decoder(Protocol):
         ...
 
     def fill(self, step: PackedStep, pool: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """The first half of ``forward``: when it returns, all of the step's KV is in ``pool``.
+        """The first half of ``forward``: when it returns, all of the step's KV is in ``pool``. Raises what ``forward``
+        raises.
 
-        What it returns is the second half, which returns the logits: to be called once, before any other step.
+        What it returns is the second half, which returns the logits, float32 [R, vocab]: to be called at most once, and
+        before any other step. Until then the step's tensors must not change.
         """
         ...

@@ -23,7 +23,7 @@ from hashlib import blake2b
 from baton.core.errors import CorruptTransfer
 from baton.core.types import KvFormat, ModelCard, TokenLogprob
 from baton.engine.fake_device import FakeCopies
-from baton.engine.runner import Draw, DrawnToken, Part, PartDetail, RunnerTimes, StepResult
+from baton.engine.runner import Draw, DrawnToken, Part, PartDetail, RunnerTimes, StepResult, no_look
 from baton.engine.sharedpool import PoolMemory
 
 DIGEST_BYTES = 16
@@ -46,10 +46,6 @@ def fake_card(
         format=KvFormat(dtype="fake", block_size=block_size, layers=1, kv_heads=1, head_dim=DIGEST_BYTES // 2),
         eos_token_ids=(EOS,),
     )
-
-
-def _no_look() -> None:
-    """Until somebody wants to be asked."""
 
 
 class FakeRunner:
@@ -91,7 +87,7 @@ class FakeRunner:
         self._verified: dict[int, _Verified] = {}  # per block, the prefix that was seen to be right up to its end
         self._flights: deque[list[Part]] = deque()
         self._is_filled = False  # the oldest flight has been computed, and is not yet collected
-        self._look: Callable[[], None] = _no_look
+        self._look: Callable[[], None] = no_look
         self._drawing: set[int] = set()  # keys for which the step launched last draws
         self._verifying: set[int] = set()  # keys for which the step launched last checks drafts
         self._drawn: dict[int, int] = {}  # by key, what the step collected last has drawn

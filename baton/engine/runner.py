@@ -94,6 +94,10 @@ class RunnerTimes(NamedTuple):
     joules: float = 0.0  # of the whole GPU, where it counts them
 
 
+def no_look() -> None:
+    """What a runner looks at until ``while_waiting`` says otherwise."""
+
+
 class Runner(Protocol):
     """Owns the weights and the paged KV pool. Called from one thread only."""
 
@@ -125,7 +129,8 @@ class Runner(Protocol):
         ...
 
     def launch(self, parts: Sequence[Part]) -> None:
-        """Queue one step, in the order of launches. Copies all that it needs of ``parts``; waits for no device.
+        """Queue one step, in the order of launches. Copies all that it needs of ``parts``, and waits for no device; a
+        runner on a CPU may compute the step's KV here, and then reads ``parts`` again when it is collected.
 
         Each draft is one more row, at the positions that follow, with its KV in the part's blocks. Drawing is as if the
         drafts were known tokens. A part with drafts is not followed by another one of its key before it is collected.
@@ -133,7 +138,10 @@ class Runner(Protocol):
         ...
 
     def while_waiting(self, look: Callable[[], None]) -> None:
-        """``look`` is called, now and then, while ``collect`` waits or computes. It launches nothing."""
+        """Have ``look`` called now and then while a step is launched, computed or waited for, in the caller's thread.
+
+        It may begin copies and ask ``has_filled``; it launches and collects nothing.
+        """
         ...
 
     def has_filled(self) -> bool:

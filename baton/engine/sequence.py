@@ -83,7 +83,7 @@ class Sequence:
         self.capacity = 0  # tokens that the blocks have room for
         self.hits = 0
         self.published = 0
-        self.announced_blocks = 0  # of a prefill: blocks already reported as filled
+        self.announced_blocks = 0  # of a prefill: blocks already taken as filled
         self.cached_tokens: int | None = None  # of the first admission
         self.delivered = False  # this engine has drawn, or was handed, at least one token of the request
         self.prompt_logprobs: list[TokenLogprob | None] = [None]
@@ -197,16 +197,16 @@ class Sequence:
         classes = (CacheClass.KEEP if i < kept else self._cache_class for i in range(len(names)))
         return list(zip(self.blocks[first:full], names, classes, strict=True))
 
-    def announce(self, computed: int) -> FilledBlocks | None:
-        """Blocks of a prefill that are final when the context is computed so far, without those announced before. The
+    def take_filled(self, computed: int) -> FilledBlocks | None:
+        """Blocks of a prefill that are final when the context is computed so far, without those taken before. The
         last block of the context may be partly filled."""
         if not self.is_prefill:
             return None
         is_whole = computed == len(self.context)
         last = self.context_blocks() if is_whole else computed // self.block_size
-        first, self.announced_blocks = self.announced_blocks, max(self.announced_blocks, last)
-        if last <= first:
+        if last <= self.announced_blocks:
             return None
+        first, self.announced_blocks = self.announced_blocks, last
         return FilledBlocks(first, last - first, computed if is_whole else last * self.block_size)
 
     def name_blocks(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -37,14 +36,17 @@ class Flight:
 
     number: int
     step: Step
-    has_chunks: bool  # whose KV may be there, to be handed over, before the results are
+    is_told: bool = False  # what its chunks have written can be handed over, and that has been told
 
-    def take_chunks(self) -> Iterator[tuple[Sequence, int]]:
-        """Once: who takes part, and how far its context is computed when the step's KV is there."""
-        self.has_chunks = False
-        for sequence, part in zip(self.step.sequences, self.step.parts, strict=True):
-            if sequence.stage is Stage.RUNNING:
-                yield sequence, part.end
+    @property
+    def is_to_be_told(self) -> bool:
+        return bool(self.step.chunked) and not self.is_told
+
+    def tell(self) -> list[tuple[Sequence, int]]:
+        """Those that are still running, and how far each one's context is computed once the step's KV is written."""
+        self.is_told = True
+        both = zip(self.step.sequences, self.step.parts, strict=True)
+        return [(sequence, part.end) for sequence, part in both if sequence.stage is Stage.RUNNING]
 
 
 class Admission(NamedTuple):

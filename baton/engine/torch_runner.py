@@ -13,17 +13,13 @@ from baton.core.types import ModelCard
 from baton.engine import kvcache
 from baton.engine.decoder import UNLIMITED, Decoder, PackedStep
 from baton.engine.device_copies import DeviceCopies
-from baton.engine.runner import DrawnToken, Part, PartDetail, RunnerTimes, StepResult
+from baton.engine.runner import DrawnToken, Part, PartDetail, RunnerTimes, StepResult, no_look
 from baton.engine.sampler import Row, Sample, logprob_of, sample
 from baton.engine.sharedpool import PoolMemory
 
 
-def _no_look() -> None:
-    """Until somebody wants to be asked."""
-
-
 class _Flight(NamedTuple):
-    """A step whose KV is being, or has been, computed."""
+    """A step whose KV is written (on a GPU: queued). ``wanted``: the rows of each part that ``logits`` are of."""
 
     parts: Sequence[Part]
     wanted: Sequence[range]
@@ -54,7 +50,7 @@ class TorchRunner:
         self.memory = memory
         self.copies = copies
         self._flights: deque[_Flight] = deque()
-        self._look: Callable[[], None] = _no_look
+        self._look: Callable[[], None] = no_look
 
     @property
     def card(self) -> ModelCard:
@@ -73,11 +69,12 @@ class TorchRunner:
         self._look = look
 
     def has_filled(self) -> bool:
-        return self.copies is None and bool(self._flights)
+        return bool(self._flights) and self._pool.device.type == "cpu"  # on a GPU it has only been queued
 
     @torch.inference_mode()
     def collect(self) -> StepResult:
-        self._look()
+        if self.copies is None:  # they would allocate what kernels that are queued on this stream may still use
+            self._look()
         flight = self._flights.popleft()
         result = _read(flight.logits(), flight.parts, flight.wanted)
         if self.copies is not None:  # they do not wait for steps, and not every step's results did

@@ -1,19 +1,20 @@
-"""The sending end of a hand-over: a prefill's blocks go out while the next ones are computed."""
+"""The sending end of a hand-over: a prefill's blocks go out while the next ones, or its first token, are computed."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from baton.core.api import KvReceiverApi, PrefillRun
 from baton.core.clock import Clock
 from baton.core.errors import BatonError, InvalidRequest, PeerUnavailable, TransferRejected, TransportUnavailable
 from baton.core.streams import closing
+from baton.core.tasks import beside, end
 from baton.core.telemetry import SILENT_TRACER, Meter, Tracer
 from baton.core.types import FilledBlocks, KvHandshake, Ticket
 from services.kvtransfer.circuit import Circuit
@@ -92,10 +93,10 @@ class KvSender:
         """Offer every block of ``run`` but the first ``skip_blocks`` of the receiver's, and confirm them; returns the
         bytes shipped.
 
-        One confirmation is enough for all: the caller keeps ``run`` open until this returns, so every block is still
-        pinned when it is confirmed. With checksums of all of them it need not wait for acknowledgements: they were made
-        of pinned blocks, so a copy that equals them is right, whatever becomes of the source. On any failure all that
-        is under way is cancelled first.
+        May return before the first token is there. One confirmation is enough for all: the caller keeps ``run`` open
+        until this returns, and cancels it when the run fails, so every block is still pinned when it is confirmed. With
+        checksums of all of them it need not wait for acknowledgements: they were made of pinned blocks, so a copy that
+        equals them is right, whatever becomes of the source. On any failure all that is under way is cancelled first.
         """
         peering = await self.connect(ticket)
         best = await self._routes.choose(peering.receiver)
@@ -115,7 +116,7 @@ class KvSender:
             raise cause from failures
         finally:
             if confirming is not None:
-                await _end(confirming)
+                await end(confirming)
         return shipment.size
 
     async def _offer_all(self, shipment: Shipment, best: Outgoing, group: asyncio.TaskGroup) -> None:
@@ -169,7 +170,7 @@ class KvSender:
         if early is not None:  # on its way before anything else is seen to
             offer = self._receiver(shipment, transport).offer(early.chunk)
             with self._watched(ticket, transport, blocks, size):
-                async with _beside(_digest(shipment, blocks, early)) as digesting:
+                async with beside(_digest(shipment, blocks, early)) as digesting:
                     await self._answered(ticket, transport.name, offer, early.chunk.part_count())
                     await digesting
             return
@@ -253,25 +254,6 @@ def _pieces(blocks: FilledBlocks, skipped: int, most: int, block_size: int) -> I
     stop = blocks.first_block + blocks.block_count
     for first in range(max(blocks.first_block, skipped), stop, most):
         yield blocks.part(first, min(most, stop - first), block_size)
-
-
-@asynccontextmanager
-async def _beside(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
-    """Work that goes on beside the block, and no longer."""
-    task = asyncio.create_task(work)
-    try:
-        yield task
-    finally:
-        await _end(task)
-
-
-async def _end(task: asyncio.Future[Any]) -> None:
-    """Whatever it ended with concerns nobody who has not heard of it yet."""
-    if not task.done():
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-    elif not task.cancelled():
-        task.exception()
 
 
 def _cause(failures: ExceptionGroup[Exception]) -> Exception:

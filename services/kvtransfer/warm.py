@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
-from baton.core.api import EngineApi, RegistryApi, TierApi, WarmApi
+from baton.core.api import EngineApi, PrefillRun, RegistryApi, TierApi, WarmApi
 from baton.core.deadline import Deadline
 from baton.core.errors import PeerUnavailable, UnknownModel
 from baton.core.streams import closing
 from baton.core.types import FilledBlocks, ProcessRecord, Role, StopRules, TokenRequest, WorkerState
 from services.kvtransfer.fetcher import prompt_names
 from services.kvtransfer.offloader import put_blocks
+from services.kvtransfer.prefill_run import until_first_token
 from services.kvtransfer.tier_peer import Tiers
 
 ReadBlocks = Callable[[int, int], Awaitable[bytes]]  # ordinal of the first block, how many
@@ -39,11 +40,15 @@ class WorkerWarmer:
 
     async def _put(self, request: TokenRequest, names: Sequence[bytes], tier: TierApi) -> None:
         """The blocks stay pinned in the engine until the tier has them."""
-        async with self._engine.prefill(request) as run, closing(run.filled()) as filled:
-            async for blocks in filled:
-                await self._put_filled(run.read_blocks, blocks, names, tier)
+        async with self._engine.prefill(request) as run:
+            await until_first_token(run, self._put_filled(run, names, tier))
 
-    async def _put_filled(
+    async def _put_filled(self, run: PrefillRun, names: Sequence[bytes], tier: TierApi) -> None:
+        async with closing(run.filled()) as filled:
+            async for blocks in filled:
+                await self._put_full(run.read_blocks, blocks, names, tier)
+
+    async def _put_full(
         self, read_blocks: ReadBlocks, blocks: FilledBlocks, names: Sequence[bytes], tier: TierApi
     ) -> None:
         """The full ones of these blocks, in messages of bounded size."""

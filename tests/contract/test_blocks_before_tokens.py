@@ -16,6 +16,7 @@ from baton.engine.load import build_runner
 from baton.engine.process import fake_runner
 from baton.engine.runner import Runner
 from tests.contract.engine_driving import assert_idle, prompt, request
+from tests.gates import GENEROUS_SECONDS
 from tests.goldens import DATA
 from tests.held_runner import HeldRunner
 from tests.real_engines import AheadRunner
@@ -40,7 +41,8 @@ RUNNERS: dict[str, Callable[[], Runner]] = {
 
 
 async def told(run: PrefillRun) -> list[FilledBlocks]:
-    async with closing(run.filled()) as filled:
+    """All that it is told of before its step goes on; TimeoutError where that is not all there will be."""
+    async with asyncio.timeout(GENEROUS_SECONDS / 2), closing(run.filled()) as filled:
         return [blocks async for blocks in filled]
 
 

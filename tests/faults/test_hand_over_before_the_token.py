@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from baton.core.errors import BatonError
-from baton.core.types import PrefillMode
+from baton.core.errors import BatonError, InvalidRequest
+from baton.core.types import KvChunk, PrefillMode
 from baton.engine.config import EngineConfig
 from baton.engine.fake import FakeRunner, fake_card
-from baton.engine.runner import PartDetail, StepResult
+from baton.engine.runner import Runner
 from baton.engine.sharedpool import shared_pool_memory
-from tests.gates import StepGate
+from tests.failing_runner import FailsAt
+from tests.gates import GENEROUS_SECONDS, StepGate
 from tests.held_runner import HeldRunner
-from tests.real_engines import RunnerAround
-from tests.stack import Answer, Stack, tokens
+from tests.stack import ENGINE, SMALL_MESSAGES, Answer, Stack, tokens
 
-REQUEST = tokens(200, seed=5, logprobs=2)
+LENGTH = 200
+REQUEST = tokens(LENGTH, seed=5, logprobs=2)
+IN_ONE_CHUNK = replace(ENGINE, max_step_tokens=256)
+NOT_FINITE = BatonError("the logits are not finite")
+
+MakeRunner = Callable[[EngineConfig, StepGate], Runner]
 
 
 @pytest.fixture(params=[0, 1], ids=["in step", "one step ahead"], autouse=True)
@@ -31,26 +38,31 @@ def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Stack, "transports", ("shm", "tcp") if request.param == "shm" else ("tcp",))
 
 
-def fake(config: EngineConfig, gate: StepGate) -> FakeRunner:
+def fake(config: EngineConfig, gate: StepGate, pool: str = "mapped") -> FakeRunner:
+    """``pool``: mapped by its front, on a device, or plain memory of the engine."""
     card = fake_card(block_size=config.block_size)
-    memory = shared_pool_memory(config.kv_blocks, card.format)
-    return FakeRunner(card, config.kv_blocks, steps_ahead=Stack.steps_ahead, on_step=gate, memory=memory)
+    where = {"mapped": "memory", "device": "device"}.get(pool)
+    held: dict[str, Any] = {} if where is None else {where: shared_pool_memory(config.kv_blocks, card.format)}
+    return FakeRunner(card, config.kv_blocks, steps_ahead=Stack.steps_ahead, on_step=gate, **held)
 
 
-class FailsAtTheEnd(RunnerAround):
-    """While it is broken, what follows a prompt of 200 tokens fails once the prompt's KV has been told of."""
+def held_by(runners: list[HeldRunner]) -> MakeRunner:
+    def make(config: EngineConfig, gate: StepGate) -> HeldRunner:
+        runners.append(HeldRunner(fake(config, gate)))
+        return runners[-1]
 
-    is_broken = True
+    return make
 
-    def collect(self) -> StepResult:
-        assert isinstance(self._inner, FakeRunner)
-        ends = [part.end for part in self._inner._flights[0]]
-        result = super().collect()
-        if not self.is_broken or 200 not in ends:
-            return result
-        at = ends.index(200)
-        token_ids = [None if index == at else token for index, token in enumerate(result.token_ids)]
-        return StepResult(token_ids, {**result.details, at: PartDetail(error=BatonError("the logits are not finite"))})
+
+def failing(error: BatonError, pool: str = "mapped") -> MakeRunner:
+    return lambda config, gate: FailsAt(fake(config, gate, pool), LENGTH, error)
+
+
+def mend_decode(stack: Stack) -> None:
+    """Only prefill fails."""
+    runner = stack.workers["decode-0"].runner
+    assert isinstance(runner, FailsAt)
+    runner.ends_at = None
 
 
 async def check(stack: Stack, answer: Answer, mode: PrefillMode) -> None:
@@ -64,12 +76,7 @@ async def check(stack: Stack, answer: Answer, mode: PrefillMode) -> None:
 def test_all_blocks_are_confirmed_before_the_first_token_is_there() -> None:
     async def run() -> None:
         held: list[HeldRunner] = []
-
-        def runner(config: EngineConfig, gate: StepGate) -> HeldRunner:
-            held.append(HeldRunner(fake(config, gate)))
-            return held[-1]
-
-        async with Stack(runner=runner) as stack:
+        async with Stack(runner=held_by(held)) as stack:
             answering = asyncio.create_task(stack.generate(REQUEST))
             door = stack.workers["decode-0"].offers
             await stack.until(lambda: bool(door.confirmations), "the hand-over is confirmed")
@@ -85,13 +92,77 @@ def test_all_blocks_are_confirmed_before_the_first_token_is_there() -> None:
 
 def test_a_prompt_whose_kv_was_confirmed_and_whose_token_never_came_is_computed_again() -> None:
     async def run() -> None:
-        async with Stack(runner=lambda config, gate: FailsAtTheEnd(fake(config, gate))) as stack:
-            decode = stack.workers["decode-0"]
-            assert isinstance(decode.runner, FailsAtTheEnd)
-            decode.runner.is_broken = False
-            answer = await stack.generate(REQUEST)
-            assert len(decode.offers.confirmations) == 1
-            await check(stack, answer, PrefillMode.LOCAL)
+        held: list[HeldRunner] = []
+        make = held_by(held)
+        async with Stack(runner=lambda config, gate: FailsAt(make(config, gate), LENGTH, NOT_FINITE)) as stack:
+            mend_decode(stack)
+            answering = asyncio.create_task(stack.generate(REQUEST))
+            door = stack.workers["decode-0"].offers
+            await stack.until(lambda: bool(door.confirmations), "the hand-over is confirmed")
+            for each in held:
+                each.release()
+            await check(stack, await answering, PrefillMode.LOCAL)
             assert stack.workers["prefill-0"].stats.cached_blocks == 0, "what is in doubt is found by nobody"
+
+    asyncio.run(run())
+
+
+def test_blocks_that_a_failed_prompt_has_left_to_another_are_not_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    kvtransfer = replace(SMALL_MESSAGES, offers_in_flight=1)
+    small = replace(IN_ONE_CHUNK, kv_blocks=16)
+
+    async def run() -> None:
+        async with Stack(engine=small, kvtransfer=kvtransfer, runner=failing(NOT_FINITE)) as stack:
+            mend_decode(stack)
+            prefill, door = stack.workers["prefill-0"], stack.workers["decode-0"].offers
+            go_on, offer = asyncio.Event(), door.inner.offer
+
+            async def acknowledged_late(chunk: KvChunk) -> None:
+                await offer(chunk)
+                await go_on.wait()
+
+            monkeypatch.setattr(door.inner, "offer", acknowledged_late)
+            answering = asyncio.create_task(stack.generate(REQUEST))
+            await stack.until(lambda: prefill.stats.steps >= 1 and prefill.stats.held_blocks == 0, "blocks are freed")
+            async with prefill.engine.prefill(tokens(240, request_id="other", first=9)) as other:
+                await other.first_token()
+                go_on.set()
+                answer = await answering
+            assert door.confirmations == []
+            await check(stack, answer, PrefillMode.LOCAL)
+
+    asyncio.run(run())
+
+
+def test_a_hand_over_is_given_up_as_soon_as_its_prompt_has_failed() -> None:
+    patient = replace(SMALL_MESSAGES, acknowledge_seconds=10 * GENEROUS_SECONDS)
+
+    async def run() -> None:
+        async with Stack(kvtransfer=patient, runner=failing(NOT_FINITE)) as stack:
+            mend_decode(stack)
+
+            async def never_answered(chunk: KvChunk) -> KvChunk:
+                await asyncio.Event().wait()
+                return chunk
+
+            stack.workers["decode-0"].offers.on_offer = never_answered
+            await check(stack, await stack.generate(REQUEST), PrefillMode.LOCAL)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("pool", ["mapped", "device", "plain"])
+def test_a_prompts_own_error_ends_it_at_the_first_worker(pool: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if pool == "device":
+        monkeypatch.setattr(Stack, "transports", ("cuda-ipc", *(way for way in Stack.transports if way != "shm")))
+
+    async def run() -> None:
+        error = InvalidRequest("logit_bias: too many", field="logit_bias")
+        async with Stack(prefill=2, engine=IN_ONE_CHUNK, runner=failing(error, pool)) as stack:
+            with pytest.raises(InvalidRequest, match="too many"):
+                await stack.generate(REQUEST)
+            computing = [name for name, worker in stack.workers.items() if worker.gate.steps]
+            assert len(computing) == 1, computing
+            await stack.assert_idle()
 
     asyncio.run(run())

@@ -18,6 +18,7 @@ from baton.engine.cuda.ipc import DeviceIpc, MappedMemory
 from baton.engine.cuda.library import CudaFailed, CudaLibrary
 from baton.engine.device_copies import Communicators, PoolMapping, Span
 from baton.engine.digest import DIGEST_BYTES
+from baton.engine.runner import no_look
 
 log = logging.getLogger(__name__)
 
@@ -26,10 +27,6 @@ LEAST_BLOCKS = 1024  # that a slot has room for
 LOCAL_CTAS_PER_SM = 3  # inside one GPU: as many as fit
 PEER_CTAS = 48  # over NVLink: 1.5 MiB in flight, more than it holds; the other SMs are left to the model
 _URGENT = -1
-
-
-def _no_look() -> None:
-    """Until somebody wants to be asked."""
 
 
 class CudaCopies:
@@ -60,7 +57,7 @@ class CudaCopies:
         self._pool = pool
         self._others = others
         self._slots: list[_Slot] = []
-        self._look: Callable[[], None] = _no_look
+        self._look: Callable[[], None] = no_look
         self.pool = self._exported()
         self.communicators = communicators(self)
 

@@ -19,7 +19,8 @@ from baton.engine.runner import Part, PartDetail, StepResult
 
 
 class Slot:
-    """Where one step's tokens and flags arrive; free again once its flight has landed."""
+    """Where one step's tokens and flags arrive, and where it is seen how far the step is; free again once its flight
+    has landed."""
 
     def __init__(self, results: torch.Tensor, copy: Copy) -> None:
         """``results`` int32 [2, rows] on the device: the drawn tokens and the sampler's flags."""
@@ -28,7 +29,7 @@ class Slot:
         self._filled = torch.cuda.Event()
         self._tells_filled = False
 
-    def begin(self) -> None:
+    def reuse(self) -> None:
         """Another step's results are to arrive here."""
         self._tells_filled = False
 

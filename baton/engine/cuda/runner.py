@@ -105,7 +105,7 @@ class CudaRunner:
         parts = with_draft_rows(parts)
         slot = self._slots[self._launches % len(self._slots)]
         self._launches += 1
-        slot.begin()
+        slot.reuse()
         with torch.cuda.stream(self._steps):
             staged = m.buffer.stage()
             packed = m.batch.pack(parts, staged)
@@ -124,7 +124,7 @@ class CudaRunner:
         self._flights.append(Flight(slot, parts, launched, packed, drawn, prompts))
 
     def while_waiting(self, look: Callable[[], None]) -> None:
-        """See ``Runner.while_waiting``. Without ``copies`` nobody is asked: nothing goes on beside the steps."""
+        """See ``Runner.while_waiting``. Nobody looks without ``copies``: blocks are read between steps only then."""
         if self.copies is not None:
             self.copies.while_waiting(look)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -57,6 +58,7 @@ class NativeDecoder:
         self._model = self._library.baton_native_open(_shape(spec, dtype, threads))
         if not self._model:
             raise ModelError(f"model: no memory for the weights of {spec.architecture}, or for {threads} threads")
+        self._filled: PackedStep | None = None  # the step that was filled last
         self._close = weakref.finalize(self, self._library.baton_native_close, self._model)
         for kind, layer, name, shape in _expected(spec):
             self._load(kind, layer, _take(weights, name, shape, _storage(kind, dtype)))
@@ -99,11 +101,14 @@ class NativeDecoder:
         if fault.code != FaultCode.NONE:
             raise _invalid(fault)
 
-        def finish(_: PackedStep = step) -> torch.Tensor:  # whose arrays must stay until then
-            self._library.baton_native_finish(self._model)
-            return logits
+        self._filled = step
+        return partial(self._finish, step, logits)
 
-        return finish
+    def _finish(self, step: PackedStep, logits: torch.Tensor) -> torch.Tensor:
+        """``step`` is not read here: its arrays have to stay until now."""
+        assert step is self._filled, "another step was begun before this one was finished"
+        self._library.baton_native_finish(self._model)
+        return logits
 
     def close(self) -> None:
         """Free the weights and end the threads. The decoder cannot be used afterwards."""

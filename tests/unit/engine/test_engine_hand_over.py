@@ -8,7 +8,7 @@ from baton.core.types import FilledBlocks, FinishReason, FirstToken, Sampling, S
 from baton.engine.config import EngineConfig
 from baton.engine.fake import FakeRunner, fake_card
 from baton.engine.messages import Admitted, Event, Filled
-from baton.engine.runner import PartDetail, StepResult
+from tests.failing_runner import FailsAt
 from tests.unit.engine.core_driver import CoreDriver, Driver, prompt, request
 from tests.unit.engine.core_modes import SAMPLED, alone, steps_ahead
 
@@ -70,19 +70,29 @@ def test_blocks_are_told_of_before_the_step_that_fills_them_has_its_results(step
 
 
 def test_a_prefill_that_fails_after_its_blocks_were_told_of_says_so_and_is_not_found_again() -> None:
-    runner = Broken(fake_card(block_size=4), 64, steps_ahead=Driver.steps_ahead)
+    fake = FakeRunner(fake_card(block_size=4), 64, steps_ahead=Driver.steps_ahead)
+    runner = FailsAt(fake, 14, BatonError("broken"))
     driver = CoreDriver(runner, EngineConfig(max_step_tokens=6))
     runner.while_waiting(driver.core.look)
     key = driver.prefill(request(prompt(14)))
     driver.run_until(lambda: driver.outcomes[key].error is not None)
     assert [blocks.tokens for blocks in driver.outcomes[key].filled] == [4, 12, 14]
-    runner.breaks_at = 0
+    runner.ends_at = None
     assert driver.answer(request(prompt(14))).cached_tokens == 0
     driver.assert_idle()
 
 
+def test_blocks_are_not_told_of_while_their_kv_is_being_computed() -> None:
+    driver = Driver(64)
+    driver.prefill(request(prompt(14)))
+    driver.core.admit()
+    driver.core._launch()
+    driver.core.look()
+    assert not any(isinstance(event, Filled) for event in driver.core.report().events)
+
+
 def test_a_prefill_that_is_released_while_its_step_is_in_flight_is_told_nothing_more() -> None:
-    driver = Driver(64, steps_ahead=1)
+    driver = Driver(64)
     driver.runner.while_waiting(driver.core.look)
     key = driver.prefill(request(prompt(14)))
     driver.core.admit()
@@ -90,19 +100,6 @@ def test_a_prefill_that_is_released_while_its_step_is_in_flight_is_told_nothing_
     driver.release(key)
     driver.assert_idle()
     assert driver.outcomes[key].filled == []
-
-
-class Broken(FakeRunner):
-    """A part that ends at ``breaks_at`` fails when its KV has been computed."""
-
-    breaks_at = 14
-
-    def collect(self) -> StepResult:
-        ends = [part.end for part in self._flights[0]]
-        result = super().collect()
-        failed = {i: PartDetail(error=BatonError("broken")) for i, end in enumerate(ends) if end == self.breaks_at}
-        tokens = [None if index in failed else token for index, token in enumerate(result.token_ids)]
-        return StepResult(tokens, {**result.details, **failed})
 
 
 def test_a_prefill_whose_first_token_is_the_last_says_so() -> None:

@@ -31,28 +31,31 @@ class ModelOf final : public Model {
     weights_.load_weight(team_, kind, layer, expert, data);
   }
 
-  // A step without chunks is computed to its end: nobody waits for one more row, and to start a team takes its time.
+  // A step of one row a sequence is computed to its end: nobody waits for one more row's KV, and to start a team takes
+  // its time.
   void fill(const BatonStep& step) override {
     pass_.reset();
     scratch_.reserve(shape_, team_.size(), step.tokens);
     step_ = step;
     pass_.emplace(shape_, weights_, scratch_, step_, tasks_);
-    team(step.tokens).run([this](Member& me) {
+    team_for(step.tokens).run([this](Member& me) {
       pass_->fill(me);
-      if (!has_chunks()) pass_->finish(me);
+      if (!is_split()) pass_->finish(me);
     });
   }
 
   void finish() override {
-    if (pass_ && has_chunks()) team(step_.logit_row_count).run([this](Member& me) { pass_->finish(me); });
+    if (pass_ && is_split() && step_.logit_row_count > 0) {
+      team_for(step_.logit_row_count).run([this](Member& me) { pass_->finish(me); });
+    }
     pass_.reset();
   }
 
   int vocab() const override { return shape_.vocab; }
 
  private:
-  bool has_chunks() const { return step_.tokens > step_.sequences; }
-  Team& team(int rows) { return rows <= kSmallStep ? small_team_ : team_; }
+  bool is_split() const { return step_.tokens > step_.sequences; }
+  Team& team_for(int rows) { return rows <= kSmallStep ? small_team_ : team_; }
 
   BatonShape shape_;
   Team team_;
@@ -102,7 +105,7 @@ BatonFault baton_native_fill(void* handle, const BatonStep* step) {
   }
 }
 
-// The logits of the step that was filled last.
+// Computes the logits of the step that was filled last; nothing where there is none.
 void baton_native_finish(void* model) { static_cast<baton::Model*>(model)->finish(); }
 
 void baton_native_close(void* model) { delete static_cast<baton::Model*>(model); }
