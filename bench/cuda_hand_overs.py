@@ -21,8 +21,9 @@ from baton.engine.client import spawn_engine
 from baton.engine.config import EngineConfig
 from baton.engine.weights.source import RANDOM_PREFIX
 from bench.gpu_processes import visible
+from bench.prefill_runs import ComputedRun, computed
 from bench.timed_way import Stopwatch, TimedWay
-from bench.transfer import ComputedRun, computed, senders_of
+from bench.transfer import senders_of
 from bench.transfer_peer import Peer, peer
 from services.kvtransfer.config import KvTransferConfig
 from services.kvtransfer.sender import KvSender

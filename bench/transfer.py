@@ -15,8 +15,8 @@ import json
 import shlex
 import statistics
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,12 +27,11 @@ import uvloop
 from baton.cli.subcommands import integer
 from baton.cli.terminal import say, table
 from baton.core.api import PrefillRun
-from baton.core.clock import Clock, SystemClock
+from baton.core.clock import SystemClock
 from baton.core.errors import ConfigError
 from baton.core.memory import keep_large_buffers
 from baton.core.streams import closing
 from baton.core.telemetry import SilentMeter
-from baton.core.types import FilledBlocks, FirstToken
 from baton.engine.client import EngineClient, spawn_engine
 from baton.engine.config import EngineConfig
 from baton.rpc.channels import open_channel
@@ -40,6 +39,7 @@ from baton.rpc.kvreceiver import KvReceiverClient
 from bench.bare_grpc import BareLoop, bare_loop
 from bench.machine import hardware, versions
 from bench.metrics import spread
+from bench.prefill_runs import ClockedRun, ComputedRun, computed
 from bench.random_model import with_context
 from bench.shapes import Batch, Range
 from bench.transfer_peer import Peer, peer, request_of
@@ -69,71 +69,6 @@ class TransferPlan:
     command: str
 
 
-class RunAround:
-    """A prefill whose ``filled`` is told in another way. Satisfies ``PrefillRun`` with one."""
-
-    def __init__(self, run: PrefillRun) -> None:
-        self._run = run
-
-    @property
-    def cached_tokens(self) -> int:
-        return self._run.cached_tokens
-
-    async def read_blocks(self, first_block: int, block_count: int) -> bytes:
-        return await self._run.read_blocks(first_block, block_count)
-
-    def block_ids(self, first_block: int, block_count: int) -> tuple[int, ...]:
-        return self._run.block_ids(first_block, block_count)
-
-    async def digest_blocks(self, first_block: int, filled: int, strong: bytes) -> tuple[bytes, ...]:
-        return await self._run.digest_blocks(first_block, filled, strong)
-
-    async def send_blocks(
-        self, first_block: int, link: int, number: int, filled: int, strong: bytes
-    ) -> tuple[bytes, ...]:
-        return await self._run.send_blocks(first_block, link, number, filled, strong)
-
-    async def first_token(self) -> FirstToken:
-        return await self._run.first_token()
-
-
-class ComputedRun(RunAround):
-    """A prefill that has been computed: all of its blocks are filled from the beginning."""
-
-    def __init__(self, run: PrefillRun, blocks: FilledBlocks) -> None:
-        super().__init__(run)
-        self._blocks = blocks
-
-    async def filled(self) -> AsyncIterator[FilledBlocks]:
-        yield self._blocks
-
-
-class ClockedRun(RunAround):
-    """A prefill that is being computed. ``filled_at``: when it was last told of blocks."""
-
-    filled_at = 0.0
-
-    def __init__(self, run: PrefillRun, clock: Clock) -> None:
-        super().__init__(run)
-        self._clock = clock
-
-    async def filled(self) -> AsyncIterator[FilledBlocks]:
-        async with closing(self._run.filled()) as filled:
-            async for blocks in filled:
-                self.filled_at = self._clock.now()
-                yield blocks
-
-
-@asynccontextmanager
-async def computed(engine: EngineClient, tokens: int) -> AsyncIterator[ComputedRun]:
-    async with engine.prefill(request_of(tokens)) as run, closing(run.filled()) as filled:
-        count = 0
-        async for blocks in filled:
-            count = blocks.first_block + blocks.block_count
-        await run.first_token()
-        yield ComputedRun(run, FilledBlocks(0, count, tokens))
-
-
 class Memcpy:
     """One thread's copy between two buffers that no cache holds."""
 
@@ -145,10 +80,10 @@ class Memcpy:
 
 
 class Tail(NamedTuple):
-    """Seconds from a prompt's last blocks to its first token, and to the last of that and the confirmation."""
+    """Seconds from a prompt's last blocks to its first token, and to the later of that and the last confirmation."""
 
     token: float
-    whole: float
+    end: float
 
 
 class TransferBench:
@@ -182,31 +117,31 @@ class TransferBench:
 
     async def overlap(self, name: str, repeats: int) -> dict[str, Any]:
         """What the hand-over of a prompt of ``CHUNKS`` chunks adds to its first token, in time from the last chunk's
-        blocks being there: to the last of confirmation and token, and without a hand-over to the token. Beside it, the
+        blocks being there: to the later of token and confirmation, and without a hand-over to the token. Beside it, the
         time that handing over one chunk takes by itself, long after it was computed, when caches and cores are free."""
         tails: list[Tail] = []
-        plain: list[float] = []
+        unshipped: list[float] = []
         alone: list[float] = []
         tokens = CHUNKS * self._step_tokens
         async with computed(self._engine, self._step_tokens) as chunk:
             for turn in range(repeats):
                 alone.append(await self._hand_over(name, chunk, self._step_tokens))
-                plain.append(await self._unshipped(tokens, salt=1 + turn))
+                unshipped.append(await self._without_hand_over(tokens, salt=1 + turn))
                 tails.append(await self._streamed(name, tokens, salt=1 + repeats + turn))
-        whole, token, bare, chunk_ms = (
+        end_ms, beside_ms, token_ms, chunk_ms = (
             1000 * statistics.median(taken)
-            for taken in ([tail.whole for tail in tails], [tail.token for tail in tails], plain, alone)
+            for taken in ([tail.end for tail in tails], [tail.token for tail in tails], unshipped, alone)
         )
         return {
             "transport": name,
             "tokens": tokens,
             "chunks": CHUNKS,
-            "token_ms": round(bare, 3),
-            "token_beside_hand_over_ms": round(token, 3),
-            "whole_ms": round(whole, 3),
-            "added_ms": round(whole - bare, 3),
+            "token_ms": round(token_ms, 3),
+            "token_beside_hand_over_ms": round(beside_ms, 3),
+            "end_ms": round(end_ms, 3),
+            "added_ms": round(end_ms - token_ms, 3),
             "chunk_ms": round(chunk_ms, 3),
-            "added_chunk_times": round((whole - bare) / chunk_ms, 3),
+            "added_chunk_times": round((end_ms - token_ms) / chunk_ms, 3),
         }
 
     async def _streamed(self, name: str, tokens: int, *, salt: int) -> Tail:
@@ -214,25 +149,25 @@ class TransferBench:
         sender = self._senders[name]
         async with self._other.ticket(tokens) as ticket:
             await sender.connect(ticket)
-            async with self._engine.prefill(request_of(tokens, salt)) as plain, asyncio.TaskGroup() as group:
-                run = ClockedRun(plain, self._clock)
-                drawn = group.create_task(self._first_token_at(run))
+            async with self._engine.prefill(request_of(tokens, salt)) as computing, asyncio.TaskGroup() as group:
+                run = ClockedRun(computing, self._clock)
+                drawn = group.create_task(self._first_token_at(computing))
                 await sender.ship(ticket, run, 0)
                 ended = self._clock.now()
         token = drawn.result()
         return Tail(token - run.filled_at, max(ended, token) - run.filled_at)
 
-    async def _unshipped(self, tokens: int, *, salt: int) -> float:
+    async def _without_hand_over(self, tokens: int, *, salt: int) -> float:
         """Seconds from the last blocks to the first token where nothing is handed over."""
-        async with self._engine.prefill(request_of(tokens, salt)) as plain, asyncio.TaskGroup() as group:
-            run = ClockedRun(plain, self._clock)
-            drawn = group.create_task(self._first_token_at(run))
+        async with self._engine.prefill(request_of(tokens, salt)) as computing, asyncio.TaskGroup() as group:
+            run = ClockedRun(computing, self._clock)
+            drawn = group.create_task(self._first_token_at(computing))
             async with closing(run.filled()) as filled:
                 async for _ in filled:
                     pass
         return drawn.result() - run.filled_at
 
-    async def _first_token_at(self, run: RunAround) -> float:
+    async def _first_token_at(self, run: PrefillRun) -> float:
         await run.first_token()
         return self._clock.now()
 

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from baton.cli.terminal import say
-from baton.core.api import PrefillRun
 from baton.core.clock import SystemClock
 from baton.core.config import Section, Settings
 from baton.core.streams import closing
 from baton.core.telemetry import SilentMeter
-from baton.core.types import FirstToken, StopRules, TokenRequest
+from baton.core.types import StopRules, TokenRequest
 from baton.engine.client import EngineClient, spawn_engine
 from baton.engine.config import EngineConfig, device_defaults
 from bench.cuda_hand_overs import hand_overs, visible_gpus
 from bench.cuda_transfer import DEVICE_TRANSPORTS, LLAMA_8B, PROMPTS, measure_pair
 from bench.metrics import percentiles
+from bench.prefill_runs import ClockedRun
 from bench.transfer_peer import ATTEMPT
 from bench.two_gpus_stack import Site
 from services.kvtransfer.config import KvTransferConfig
@@ -65,8 +64,8 @@ async def first_steps(site: Site, repeats: int, note: Note) -> None:
 async def _first_steps(
     site: Site, gpus: tuple[int, int], repeats: int, prompts: Sequence[int] = PROMPTS
 ) -> AsyncIterator[dict[str, Any]]:
-    """Real engines on both GPUs, the decode worker idle. From the report that the prompt's last chunk is computed to
-    the first token of the other engine's own, less one of its steps: what there is in between.
+    """Real engines on both GPUs, the decode worker idle. From the report that the KV of the prompt's last chunk is
+    written to the first token of the other engine's own, less one of its steps: what there is in between.
 
     Both fronts share this process. By cuda-ipc, offers and confirmations go over the door as between workers; by NCCL
     they take no wire.
@@ -96,31 +95,26 @@ async def _timed(engine: EngineClient, decode: Worker, sender: KvSender, tokens:
     request = TokenRequest(
         f"first-{tokens}-{salt}", prompt, attempt=ATTEMPT, stop=stop, salt=f"{tokens}-{salt}".encode()
     )
-    times: list[float] = []
-    async with decode.engine.reserve(request) as reservation, engine.prefill(request) as run:
+    clock, times = SystemClock(), list[float]()
+    async with decode.engine.reserve(request) as reservation, engine.prefill(request) as computing:
+        run = ClockedRun(computing, clock)
         accepting = decode.receiver.accept(
             request.request_id, ATTEMPT, reservation, skip_blocks=0, context_tokens=tokens
         )
         async with accepting as delivery, asyncio.TaskGroup() as group:
             await sender.connect(delivery.ticket)
-            drawn = group.create_task(_first_token(run))
+            drawn = group.create_task(run.first_token())
             await sender.ship(delivery.ticket, run, 0)
-            shipped = time.perf_counter()
+            shipped = clock.now()
             decode.receiver.require_complete(delivery)
-        first, computed = drawn.result()
-        async for _ in reservation.decode(first):
-            times.append(time.perf_counter())
+        async for _ in reservation.decode(drawn.result()):
+            times.append(clock.now())
     step = (times[-1] - times[0]) / (len(times) - 1)
     return {
-        "shipped_ms": 1000 * (shipped - computed),
-        "after_last_chunk_ms": 1000 * (times[0] - computed - step),
+        "shipped_ms": 1000 * (shipped - run.filled_at),
+        "after_last_chunk_ms": 1000 * (times[0] - run.filled_at - step),
         "step_ms": 1000 * step,
     }
-
-
-async def _first_token(run: PrefillRun) -> tuple[FirstToken, float]:
-    """It comes with the report of the last chunk."""
-    return await run.first_token(), time.perf_counter()
 
 
 @asynccontextmanager
