@@ -27,7 +27,8 @@ from baton.state.config import StateConfig
 
 T = TypeVar("T")
 LOOKS = 4  # at what has arrived, within one budget
-_CLOSED = "the handler is closed"  # uvloop: of a connection that was reset, which redis-py does not look for
+# What uvloop, and asyncio from Python 3.12 on, say of a connection that was reset, which redis-py does not look for.
+_CLOSED = ("the handler is closed", "_add_writer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +120,8 @@ async def while_heard(call: Callable[[Callable[[], None]], Awaitable[T]], patien
         raise StateUnavailable(f"{what}: {error}") from error
     except (RedisError, OSError) as error:
         raise StateUnavailable(f"{what}: Redis is away: {error}") from error
-    except RuntimeError as error:
-        if _CLOSED not in str(error):
+    except (RuntimeError, AttributeError) as error:
+        if not any(said in str(error) for said in _CLOSED):
             raise
         raise StateUnavailable(f"{what}: Redis is away: the connection was reset") from error
 

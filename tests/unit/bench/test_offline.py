@@ -84,6 +84,7 @@ def test_the_engine_alone_can_be_measured_without_grpc_and_redis() -> None:
 
 
 def test_the_result_says_how_it_came_about(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
     output = tmp_path / "result.json"
     words = ["offline", "--model", "random:tiny-llama", "--shapes", "batch:3x20/4,decode:2x16/8", "--repeats", "2"]
     words += ["--set", "engine.kv_cache_mb=16", "--peak-bandwidth", "0.03", "--peak-flops", "1"]
