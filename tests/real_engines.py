@@ -10,10 +10,8 @@ from typing import Any
 
 from baton.core.types import Sampling, StopRules, TokenChunk, TokenRequest
 from baton.engine.config import EngineConfig
-from baton.engine.device_copies import DeviceCopies
 from baton.engine.load import build_runner
 from baton.engine.runner import Part, Runner, StepResult
-from baton.engine.sharedpool import PoolMemory
 from tests.answers import Answer
 from tests.goldens import DATA, TINY
 from tests.runner_around import RunnerAround
@@ -105,14 +103,6 @@ class AheadRunner(RunnerAround):
     @property
     def steps_ahead(self) -> int:
         return 1
-
-    @property
-    def memory(self) -> PoolMemory | None:
-        return self._inner.memory
-
-    @property
-    def copies(self) -> DeviceCopies | None:
-        return self._inner.copies
 
     def launch(self, parts: Sequence[Part]) -> None:
         copies = [part._replace(context=part.context[: part.end], blocks=list(part.blocks)) for part in parts]

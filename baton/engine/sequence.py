@@ -83,7 +83,7 @@ class Sequence:
         self.capacity = 0  # tokens that the blocks have room for
         self.hits = 0
         self.published = 0
-        self.announced_blocks = 0  # of a prefill: blocks already taken as filled
+        self.announced_blocks = 0  # of a prefill: blocks already reported as filled
         self.cached_tokens: int | None = None  # of the first admission
         self.delivered = False  # this engine has drawn, or was handed, at least one token of the request
         self.prompt_logprobs: list[TokenLogprob | None] = [None]
@@ -198,7 +198,7 @@ class Sequence:
         return list(zip(self.blocks[first:full], names, classes, strict=True))
 
     def take_filled(self, computed: int) -> FilledBlocks | None:
-        """Blocks of a prefill that are final when the context is computed so far, without those taken before. The
+        """Blocks of a prefill that are final when the context is computed so far, without those reported before. The
         last block of the context may be partly filled."""
         if not self.is_prefill:
             return None

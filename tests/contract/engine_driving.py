@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 
 from baton.core.api import EngineApi, PrefillRun, Reservation
-from baton.core.types import FirstToken, StopRules, TokenChunk, TokenRequest
+from baton.core.types import FilledBlocks, FirstToken, StopRules, TokenChunk, TokenRequest
+from tests.gates import GENEROUS_SECONDS
 
 PATIENCE = 60.0  # seconds within which anything that happens at all has happened
 
@@ -59,6 +60,12 @@ async def ship(run: PrefillRun, reservation: Reservation, block_size: int) -> Fi
             if begin < end:
                 await reservation.write_blocks(begin, await run.read_blocks(begin, end - begin))
     return await run.first_token()
+
+
+async def all_filled(run: PrefillRun) -> list[FilledBlocks]:
+    """The blocks that it is told of, to the last; TimeoutError where not all are told of while their step is held."""
+    async with asyncio.timeout(GENEROUS_SECONDS / 2), aclosing(run.filled()) as filled:  # type: ignore[type-var]
+        return [blocks async for blocks in filled]
 
 
 @asynccontextmanager

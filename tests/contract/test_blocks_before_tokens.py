@@ -8,15 +8,12 @@ from collections.abc import Callable
 import pytest
 
 from baton.core.api import PrefillRun
-from baton.core.streams import closing
-from baton.core.types import FilledBlocks
 from baton.engine.client import EngineClient, threaded_engine
 from baton.engine.config import EngineConfig
 from baton.engine.load import build_runner
 from baton.engine.process import fake_runner
 from baton.engine.runner import Runner
-from tests.contract.engine_driving import assert_idle, prompt, request
-from tests.gates import GENEROUS_SECONDS
+from tests.contract.engine_driving import all_filled, assert_idle, prompt, request
 from tests.goldens import DATA
 from tests.held_runner import HeldRunner
 from tests.real_engines import AheadRunner
@@ -40,12 +37,6 @@ RUNNERS: dict[str, Callable[[], Runner]] = {
 }
 
 
-async def told(run: PrefillRun) -> list[FilledBlocks]:
-    """All that it is told of before its step goes on; TimeoutError where that is not all there will be."""
-    async with asyncio.timeout(GENEROUS_SECONDS / 2), closing(run.filled()) as filled:
-        return [blocks async for blocks in filled]
-
-
 def bytes_of(engine: EngineClient, run: PrefillRun) -> list[bytes]:
     """Of each block of the prompt, as they stand in the pool at this moment."""
     assert engine.pool is not None
@@ -59,7 +50,7 @@ def test_all_blocks_can_be_read_while_the_first_token_is_being_computed(kind: st
         runner = HeldRunner(RUNNERS[kind]())
         async with threaded_engine(runner, FAKE if kind == "fake" else REAL) as engine:
             async with engine.prefill(request(prompt(LENGTH))) as run:
-                assert [blocks.tokens for blocks in await told(run)] == [8, 16, LENGTH]
+                assert [blocks.tokens for blocks in await all_filled(run)] == [8, 16, LENGTH]
                 early = bytes_of(engine, run)
                 first = asyncio.ensure_future(run.first_token())
                 await asyncio.sleep(0)

@@ -13,13 +13,11 @@ from baton.core.types import KvChunk, TokenRequest
 from baton.engine.runner import Part
 from tests.networks import NetworkFactory
 from tests.stack import ENGINE, Stack, tokens
+from tests.stack_modes import steps_ahead
+
+__all__ = ["steps_ahead"]  # a fixture of every test here
 
 REQUEST = tokens(200, request_id="cancelled")
-
-
-@pytest.fixture(params=[0, 1], ids=["in step", "one step ahead"], autouse=True)
-def steps_ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Stack, "steps_ahead", request.param)
 
 
 async def cancel(task: asyncio.Task[object]) -> None:

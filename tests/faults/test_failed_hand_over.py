@@ -17,19 +17,11 @@ from services.kvtransfer.config import KvTransferConfig
 from tests.chunks import swapped
 from tests.networks import NetworkFactory
 from tests.stack import ENGINE, Answer, OfferGate, Stack, tokens
+from tests.stack_modes import steps_ahead, transport
+
+__all__ = ["steps_ahead", "transport"]  # fixtures of every test here
 
 REQUEST = tokens(200, seed=5, logprobs=2)
-
-
-@pytest.fixture(params=[0, 1], ids=["in step", "one step ahead"], autouse=True)
-def steps_ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Stack, "steps_ahead", request.param)
-
-
-@pytest.fixture(params=["shm", "tcp"], autouse=True)
-def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(Stack, "transports", ("shm", "tcp") if request.param == "shm" else ("tcp",))
-    return request.param
 
 
 async def check(stack: Stack, answer: Answer, *, by: str | None) -> None:

@@ -15,27 +15,19 @@ from baton.engine.config import EngineConfig
 from baton.engine.fake import FakeRunner, fake_card
 from baton.engine.runner import Runner
 from baton.engine.sharedpool import shared_pool_memory
-from tests.failing_runner import FailsAt
+from tests.failing_runner import FailingRunner, ends_at, nobody
 from tests.gates import GENEROUS_SECONDS, StepGate
 from tests.held_runner import HeldRunner
 from tests.stack import ENGINE, SMALL_MESSAGES, Answer, Stack, tokens
+from tests.stack_modes import steps_ahead, transport
+
+__all__ = ["steps_ahead", "transport"]  # fixtures of every test here
 
 LENGTH = 200
 REQUEST = tokens(LENGTH, seed=5, logprobs=2)
 IN_ONE_CHUNK = replace(ENGINE, max_step_tokens=256)
-NOT_FINITE = BatonError("the logits are not finite")
 
 MakeRunner = Callable[[EngineConfig, StepGate], Runner]
-
-
-@pytest.fixture(params=[0, 1], ids=["in step", "one step ahead"], autouse=True)
-def steps_ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Stack, "steps_ahead", request.param)
-
-
-@pytest.fixture(params=["shm", "tcp"], autouse=True)
-def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Stack, "transports", ("shm", "tcp") if request.param == "shm" else ("tcp",))
 
 
 def fake(config: EngineConfig, gate: StepGate, pool: str = "mapped") -> FakeRunner:
@@ -54,15 +46,15 @@ def held_by(runners: list[HeldRunner]) -> MakeRunner:
     return make
 
 
-def failing(error: BatonError, pool: str = "mapped") -> MakeRunner:
-    return lambda config, gate: FailsAt(fake(config, gate, pool), LENGTH, error)
+def failing(error: BatonError | None = None, pool: str = "mapped") -> MakeRunner:
+    return lambda config, gate: FailingRunner(fake(config, gate, pool), ends_at(LENGTH), error)
 
 
 def mend_decode(stack: Stack) -> None:
     """Only prefill fails."""
     runner = stack.workers["decode-0"].runner
-    assert isinstance(runner, FailsAt)
-    runner.ends_at = None
+    assert isinstance(runner, FailingRunner)
+    runner.fails = nobody
 
 
 async def check(stack: Stack, answer: Answer, mode: PrefillMode) -> None:
@@ -94,7 +86,7 @@ def test_a_prompt_whose_kv_was_confirmed_and_whose_token_never_came_is_computed_
     async def run() -> None:
         held: list[HeldRunner] = []
         make = held_by(held)
-        async with Stack(runner=lambda config, gate: FailsAt(make(config, gate), LENGTH, NOT_FINITE)) as stack:
+        async with Stack(runner=lambda config, gate: FailingRunner(make(config, gate), ends_at(LENGTH))) as stack:
             mend_decode(stack)
             answering = asyncio.create_task(stack.generate(REQUEST))
             door = stack.workers["decode-0"].offers
@@ -112,7 +104,7 @@ def test_blocks_that_a_failed_prompt_has_left_to_another_are_not_confirmed(monke
     small = replace(IN_ONE_CHUNK, kv_blocks=16)
 
     async def run() -> None:
-        async with Stack(engine=small, kvtransfer=kvtransfer, runner=failing(NOT_FINITE)) as stack:
+        async with Stack(engine=small, kvtransfer=kvtransfer, runner=failing()) as stack:
             mend_decode(stack)
             prefill, door = stack.workers["prefill-0"], stack.workers["decode-0"].offers
             go_on, offer = asyncio.Event(), door.inner.offer
@@ -138,7 +130,7 @@ def test_a_hand_over_is_given_up_as_soon_as_its_prompt_has_failed() -> None:
     patient = replace(SMALL_MESSAGES, acknowledge_seconds=10 * GENEROUS_SECONDS)
 
     async def run() -> None:
-        async with Stack(kvtransfer=patient, runner=failing(NOT_FINITE)) as stack:
+        async with Stack(kvtransfer=patient, runner=failing()) as stack:
             mend_decode(stack)
 
             async def never_answered(chunk: KvChunk) -> KvChunk:

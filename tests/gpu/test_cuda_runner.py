@@ -181,8 +181,7 @@ def test_who_looks_while_a_step_is_waited_for_sees_its_kv_before_its_end(runner:
 @pytest.mark.usefixtures("slow_ends")
 def test_an_engine_tells_of_a_prompts_blocks_while_its_first_token_is_to_come() -> None:
     from baton.engine.client import threaded_engine
-    from tests.contract.engine_driving import prompt, request
-    from tests.contract.test_blocks_before_tokens import told
+    from tests.contract.engine_driving import all_filled, prompt, request
     from tests.held_runner import HeldRunner
 
     config = EngineConfig(PLAIN, device="cuda", kv_blocks=256, max_step_tokens=256, max_running=24)
@@ -190,7 +189,7 @@ def test_an_engine_tells_of_a_prompts_blocks_while_its_first_token_is_to_come() 
     async def main() -> None:
         held = HeldRunner(build_runner(config))
         async with threaded_engine(held, config) as engine, engine.prefill(request(prompt(300))) as run:
-            assert (await told(run))[-1].tokens == 300
+            assert (await all_filled(run))[-1].tokens == 300
             first = asyncio.ensure_future(run.first_token())
             await asyncio.sleep(0)
             assert not first.done(), "the step is held"

@@ -10,11 +10,9 @@ import pytest
 from baton.core.types import Placement, PrefillMode, StopRules
 from tests.networks import NetworkFactory
 from tests.stack import Answer, Stack, tokens
+from tests.stack_modes import steps_ahead
 
-
-@pytest.fixture(params=[0, 1], ids=["in step", "one step ahead"], autouse=True)
-def steps_ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Stack, "steps_ahead", request.param)
+__all__ = ["steps_ahead"]  # a fixture of every test here
 
 
 def test_split_equals_local_field_by_field(network: NetworkFactory) -> None:

@@ -3,12 +3,12 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.core.errors import BatonError, CorruptTransfer, TransferRejected
+from baton.core.errors import CorruptTransfer, TransferRejected
 from baton.core.types import FilledBlocks, FinishReason, FirstToken, Sampling, StopRules, TokenRequest, Usage
 from baton.engine.config import EngineConfig
 from baton.engine.fake import FakeRunner, fake_card
 from baton.engine.messages import Admitted, Event, Filled
-from tests.failing_runner import FailsAt
+from tests.failing_runner import FailingRunner, ends_at, nobody
 from tests.unit.engine.core_driver import CoreDriver, Driver, prompt, request
 from tests.unit.engine.core_modes import SAMPLED, alone, steps_ahead
 
@@ -71,13 +71,13 @@ def test_blocks_are_told_of_before_the_step_that_fills_them_has_its_results(step
 
 def test_a_prefill_that_fails_after_its_blocks_were_told_of_says_so_and_is_not_found_again() -> None:
     fake = FakeRunner(fake_card(block_size=4), 64, steps_ahead=Driver.steps_ahead)
-    runner = FailsAt(fake, 14, BatonError("broken"))
+    runner = FailingRunner(fake, ends_at(14))
     driver = CoreDriver(runner, EngineConfig(max_step_tokens=6))
     runner.while_waiting(driver.core.look)
     key = driver.prefill(request(prompt(14)))
     driver.run_until(lambda: driver.outcomes[key].error is not None)
     assert [blocks.tokens for blocks in driver.outcomes[key].filled] == [4, 12, 14]
-    runner.ends_at = None
+    runner.fails = nobody
     assert driver.answer(request(prompt(14))).cached_tokens == 0
     driver.assert_idle()
 

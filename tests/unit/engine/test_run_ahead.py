@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.core.errors import BatonError, CorruptTransfer
+from baton.core.errors import CorruptTransfer
 from baton.core.types import FinishReason, StopRules, TokenRequest
 from baton.engine.config import EngineConfig
 from baton.engine.fake import FakeRunner, fake_card
-from baton.engine.runner import Part, PartDetail, StepResult
+from baton.engine.runner import Part
+from tests.failing_runner import FailingRunner, nobody
 from tests.unit.engine.core_driver import STEPS, CoreDriver, Driver, prompt, request
 from tests.unit.engine.job_mixes import Job, alone, check, jobs, play
 
@@ -187,22 +188,9 @@ def test_a_failed_row_fails_its_request_alone_although_the_next_one_is_in_flight
     assert driver.answer(wanted[0]).cached_tokens == 0
 
 
-class Faulty(FakeRunner):
-    """Its collected rows of the keys in ``broken`` have failed."""
-
-    broken: frozenset[int] = frozenset()
-
-    def collect(self) -> StepResult:
-        keys = [part.key for part in self._flights[0]]
-        result = super().collect()
-        failed = {i: PartDetail(error=BatonError("broken")) for i, key in enumerate(keys) if key in self.broken}
-        tokens = [None if i in failed else token for i, token in enumerate(result.token_ids)]
-        return StepResult(tokens, {**result.details, **failed})
-
-
-def crowded(wanted: Sequence[TokenRequest]) -> tuple[CoreDriver, Faulty, list[int]]:
+def crowded(wanted: Sequence[TokenRequest]) -> tuple[CoreDriver, FailingRunner, list[int]]:
     """All of ``wanted`` decode in a pool that is too small for them."""
-    runner = Faulty(fake_card(block_size=4), 10, steps_ahead=1)
+    runner = FailingRunner(FakeRunner(fake_card(block_size=4), 10, steps_ahead=1))
     driver = CoreDriver(runner, EngineConfig(growth_window=0))
     keys = [driver.reserve(one) for one in wanted]
     driver.step()
@@ -221,10 +209,10 @@ def test_a_row_that_fails_after_its_sequence_was_preempted_is_computed_again() -
     driver, runner, keys = crowded(wanted)
     for _ in range(steps - 1):
         driver.step()
-    runner.broken = frozenset(keys[1:])
+    runner.fails = lambda part: part.key == keys[1]
     driver.step()
     assert (driver.stats.preemptions, driver.stats.waiting) == (1, 1)
-    runner.broken = frozenset()
+    runner.fails = nobody
     driver.finish(*keys)
     for key, one in zip(keys, wanted, strict=True):
         check(Job(one, 0, None, False), driver.outcomes[key])

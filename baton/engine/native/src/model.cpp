@@ -63,7 +63,7 @@ class ModelOf final : public Model {
   ModelWeights<E> weights_;
   Scratch<E> scratch_;
   std::vector<AttentionTask> tasks_;
-  BatonStep step_{};                 // the one that was filled last
+  BatonStep step_{};                // the one that was filled last
   std::optional<Forward<E>> pass_;  // over step_, until it is finished
 };
 

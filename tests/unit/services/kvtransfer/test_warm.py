@@ -14,7 +14,7 @@ from baton.engine.process import fake_runner
 from services.kvtransfer.tier import Tier
 from services.kvtransfer.tier_peer import NoTier
 from services.kvtransfer.warm import WorkerWarmer
-from tests.failing_runner import FailsAt
+from tests.failing_runner import FailingRunner, ends_at, nobody
 from tests.unit.engine.core_driver import prompt, request
 
 LENGTH = 14  # three blocks and two tokens
@@ -36,14 +36,14 @@ class OneTier(NoTier):
 def test_a_prompt_whose_step_fails_is_not_warm(step_tokens: int, is_there: bool) -> None:
     wanted, tiers = request(prompt(LENGTH), timeout=20.0), OneTier()
     config = replace(CONFIG, max_step_tokens=step_tokens)
-    runner = FailsAt(fake_runner(config), None if is_there else LENGTH, BatonError("the logits are not finite"))
+    runner = FailingRunner(fake_runner(config), nobody if is_there else ends_at(LENGTH), BatonError("not finite"))
 
     async def run() -> None:
         async with threaded_engine(runner, config) as engine:
             warmer = WorkerWarmer(engine, tiers, message_bytes=1 << 20)
             if is_there:
                 assert not await tiers.tier.missing(await warmer.warm(wanted))
-                runner.ends_at = LENGTH
+                runner.fails = ends_at(LENGTH)
             with pytest.raises(BatonError, match="not finite"):
                 await warmer.warm(wanted)
 
